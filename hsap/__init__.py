@@ -1,0 +1,1 @@
+"""HSAP: hierarchical sequence-aware parallel training on packed sequences."""

@@ -1,0 +1,171 @@
+"""Slices: the one shape that every attention mask is made of.
+
+A slice `(q0, q1, k0, k1, lo, hi)` makes the pair (q, k) visible iff `q0 <= q < q1`, `k0 <= k < k1` and
+`lo <= k - q <= hi`. Causal is hi = 0; a window of w keys, the query's own included, is lo = -(w - 1); full has no
+bound. Cutting and intersecting slices gives one slice, and the area (number of visible pairs) is closed form.
+
+Many slices are one int64 array of shape [n, 6]; every function here works on such tables. A table is *canonical*
+when no slice is empty, every row and column of each rectangle sees something, and lo and hi are clipped to the
+rectangle, so that equal sets of pairs have equal numbers.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from hsap.ir.span import ranges
+
+UNBOUNDED = 1 << 40
+"""A bound on k - q that no sequence reaches; canonical slices carry the clipped value instead."""
+
+Q0, Q1, K0, K1, LO, HI = range(6)
+
+
+class Slice(NamedTuple):
+    """One slice as plain integers, for printing and for tests; see the module for its meaning."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+    lo: int = -UNBOUNDED
+    hi: int = UNBOUNDED
+
+
+class Kind(IntEnum):
+    """Names derived from a canonical slice, for printing and for choosing kernels."""
+
+    FULL = 0
+    """The whole rectangle is visible."""
+    CAUSAL = 1
+    """Cut above the diagonal only (hi binds)."""
+    INV_CAUSAL = 2
+    """Cut below the diagonal only (lo binds)."""
+    BAND = 3
+    """Cut on both sides."""
+
+
+def slices(rows) -> np.ndarray:
+    """Make a slice table from sequences of six integers: int64 [n, 6], as given (not canonical)."""
+    return np.array([tuple(row) for row in rows], dtype=np.int64).reshape(-1, 6)
+
+
+def shrink(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bring slices to canonical form, dropping the empty ones: (canonical [m, 6], index of the kept rows [m])."""
+    q0, q1, k0, k1, lo, hi = table.T
+    # A row sees something iff [q + lo, q + hi] meets [k0, k1); then the same for columns with the rows that are left.
+    new_q0, new_q1 = np.maximum(q0, k0 - hi), np.minimum(q1, k1 - lo)
+    new_k0, new_k1 = np.maximum(k0, new_q0 + lo), np.minimum(k1, new_q1 + hi)
+    lo, hi = np.maximum(lo, new_k0 - new_q1 + 1), np.minimum(hi, new_k1 - 1 - new_q0)
+    kept = np.flatnonzero((new_q0 < new_q1) & (new_k0 < new_k1) & (lo <= hi) & (table[:, LO] <= table[:, HI]))
+    return np.stack([new_q0, new_q1, new_k0, new_k1, lo, hi], axis=1)[kept], kept
+
+
+def canonical(table: np.ndarray) -> np.ndarray:
+    """Bring slices to canonical form and drop the empty ones: int64 [m, 6]."""
+    return shrink(table)[0]
+
+
+def area(table: np.ndarray) -> np.ndarray:
+    """Count the visible pairs of canonical slices in closed form: int64 [n]."""
+    q0, q1, k0, k1, lo, hi = table.T
+    # Row q sees min(k1 - 1, q + hi) - max(k0, q + lo) + 1 keys; both terms are one ramp and one constant part.
+    bend_hi = np.clip(k1 - 1 - hi, q0, q1)
+    bend_lo = np.clip(k0 - lo, q0, q1)
+    upper = _ramp(q0, bend_hi) + hi * (bend_hi - q0) + (k1 - 1) * (q1 - bend_hi)
+    lower = k0 * (bend_lo - q0) + _ramp(bend_lo, q1) + lo * (q1 - bend_lo)
+    return upper - lower + (q1 - q0)
+
+
+def _ramp(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Sum the integers of [a, b)."""
+    return (a + b - 1) * (b - a) // 2
+
+
+def kinds(table: np.ndarray) -> np.ndarray:
+    """Name canonical slices: int8 [n] of `Kind`."""
+    q0, q1, k0, k1, lo, hi = table.T
+    cut_above = hi < k1 - 1 - q0
+    cut_below = lo > k0 - q1 + 1
+    return (cut_above * Kind.CAUSAL + cut_below * Kind.INV_CAUSAL).astype(np.int8)
+
+
+def intersect(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Intersect slices row by row: int64 [n, 6], not canonical, empty where they don't meet."""
+    out = np.empty_like(a)
+    out[:, 0::2] = np.maximum(a[:, 0::2], b[:, 0::2])
+    out[:, 1::2] = np.minimum(a[:, 1::2], b[:, 1::2])
+    return out
+
+
+def cut(table: np.ndarray, q_spans: np.ndarray, k_spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut every slice by a grid of query spans and key spans.
+
+    q_spans, k_spans: sorted disjoint span sets [n, 2]. Returns (pieces [m, 6] canonical, index of the query span [m],
+    index of the key span [m]); a piece lies inside one query span and one key span.
+    """
+    first_q = np.searchsorted(q_spans[:, 1], table[:, Q0], side="right")
+    stop_q = np.searchsorted(q_spans[:, 0], table[:, Q1], side="left")
+    owner, q_index = ranges(first_q, stop_q)
+    q0 = np.maximum(table[owner, Q0], q_spans[q_index, 0])
+    q1 = np.minimum(table[owner, Q1], q_spans[q_index, 1])
+    # Only keys that some row of the piece can see: for causal masks this halves the pairs looked at.
+    k0 = np.maximum(table[owner, K0], q0 + table[owner, LO])
+    k1 = np.minimum(table[owner, K1], q1 + table[owner, HI])
+    first_k = np.searchsorted(k_spans[:, 1], k0, side="right")
+    stop_k = np.searchsorted(k_spans[:, 0], k1, side="left")
+    strip, k_index = ranges(first_k, stop_k)
+    pieces = np.stack(
+        [
+            q0[strip],
+            q1[strip],
+            np.maximum(k0[strip], k_spans[k_index, 0]),
+            np.minimum(k1[strip], k_spans[k_index, 1]),
+            table[owner[strip], LO],
+            table[owner[strip], HI],
+        ],
+        axis=1,
+    )
+    pieces, kept = shrink(pieces)
+    return pieces, q_index[strip[kept]], k_index[kept]
+
+
+def square(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Decompose canonical FULL and CAUSAL slices into full rectangles and causal squares.
+
+    For kernels that know `full` and `causal` with as many rows as columns and nothing else. Returns (pieces [m, 6]
+    canonical, index of the slice each comes from [m]); at most three pieces a slice, disjoint, same pairs. Slices that
+    are cut below the diagonal come back whole: a kernel must do them by a dense mask or refuse.
+    """
+    q0, q1, k0, k1, lo, hi = table.T
+    kind = kinds(table)
+    causal = kind == Kind.CAUSAL
+    whole = np.flatnonzero(~causal)
+    index = np.flatnonzero(causal)
+    q0, q1, k0, k1, hi = q0[index], q1[index], k0[index], k1[index], hi[index]
+    # Keys [k0, split) are visible to every row; keys [split, k1) form a square on the first rows, full below it.
+    split = q0 + hi
+    corner = q0 + (k1 - split)
+    open_lo, open_hi = np.full_like(q0, -UNBOUNDED), np.full_like(q0, UNBOUNDED)
+    parts = [
+        np.stack([q0, q1, k0, split, open_lo, open_hi], axis=1),
+        np.stack([q0, corner, split, k1, open_lo, hi], axis=1),
+        np.stack([corner, q1, split, k1, open_lo, open_hi], axis=1),
+    ]
+    pieces, kept = shrink(np.concatenate([table[whole], *parts]))
+    origin = np.concatenate([whole, index, index, index])[kept]
+    order = np.argsort(origin, kind="stable")
+    return pieces[order], origin[order]
+
+
+def dense(table: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Count how often each pair is visible: int64 [num_tokens, num_tokens]. For small sizes: the oracle of tests."""
+    q = np.arange(num_tokens)[:, None]
+    k = np.arange(num_tokens)[None, :]
+    count = np.zeros((num_tokens, num_tokens), dtype=np.int64)
+    for q0, q1, k0, k1, lo, hi in table:
+        count += (q >= q0) & (q < q1) & (k >= k0) & (k < k1) & (k - q >= lo) & (k - q <= hi)
+    return count
