@@ -1,0 +1,48 @@
+"""Planners: every published strategy as one small file that only chooses where and when blocks are computed.
+
+A planner is a function of a problem (and options) that returns a `Strategy` for the `topology.inter_sp` ranks of one
+intra column. `PLANNERS` is the whole list.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hsap.ir.problem import Problem
+from hsap.ir.schedule import Strategy
+from hsap.planners.ring import ring
+from hsap.planners.zigzag import zigzag
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """An entry of the table. plan: the function. paper: where it is from. summary: one line for people."""
+
+    plan: Callable[..., Strategy]
+    paper: str
+    summary: str
+
+
+PLANNERS: dict[str, Planner] = {
+    "ring": Planner(ring, "Ring Attention (Liu et al., 2023)", "contiguous shards, KV travels once around"),
+    "zigzag": Planner(zigzag, "Striped Attention (2023), TransformerEngine CP", "2N chunks a document, KV in a ring"),
+}
+
+
+def find(name: str) -> Planner:
+    """Look a planner up by name; ValueError lists the known ones."""
+    if name not in PLANNERS:
+        raise ValueError(f"planner: unknown name {name!r}; known planners are {', '.join(PLANNERS)}")
+    return PLANNERS[name]
+
+
+def run(name: str, problem: Problem, options: dict) -> Strategy:
+    """Let a planner choose; ValueError where it doesn't know an option."""
+    plan = find(name).plan
+    known = [p for p in inspect.signature(plan).parameters if p != "problem"]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"planner {name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}")
+    return plan(problem, **options)

@@ -1,0 +1,17 @@
+"""The public door: compile, verify, reference."""
+
+from __future__ import annotations
+
+from hsap import planners
+from hsap.compiler.pipeline import build
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Problem
+
+
+def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
+    """Compile a packed batch into the streams of every rank.
+
+    planner: a name of `hsap.planners.PLANNERS`; options are its own and enter the plan's hash. Deterministic.
+    ValueError: unknown planner or option, or a plan that exceeds the problem's token or arena limit.
+    """
+    return build(problem, planners.run(planner, problem, options), planner, options)

@@ -1,0 +1,140 @@
+"""Expand: a column's draft becomes the streams of all inter × intra ranks.
+
+Columns differ in their peers, in the size of their head share and in the rows that each rank calls its own, nothing
+else; so one lowering serves them all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hsap.compiler.lower import Draft
+from hsap.ir.block import Blocks, Shards
+from hsap.ir.heads import HeadRun
+from hsap.ir.precision import Precision, buffer_bytes, row_bytes
+from hsap.ir.problem import Problem
+from hsap.ir.program import NONE, Buffers, Op, Programs, Role, Space, typed
+from hsap.ir.reshard import reshard
+from hsap.ir.span import ranges, take_rows
+
+
+def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give (span table, column rows [inter_sp, 2], rank rows [num_ranks, 2]); see `Plan`.
+
+    An InterSP shard is split evenly over its intra ranks, in row order, ± 1 token.
+    """
+    inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
+    column_rows = np.array([shards.of_rank(i) for i in range(inter)], dtype=np.int64).reshape(inter, 2)
+    if intra == 1:
+        return shards.spans, column_rows, column_rows
+    tables, rank_rows, count = [shards.spans], [], len(shards.spans)
+    for lo, hi in column_rows:
+        table = shards.spans[lo:hi]
+        total = int((table[:, 1] - table[:, 0]).sum())
+        for j in range(intra):
+            part = take_rows(table, total * j // intra, total * (j + 1) // intra)
+            tables.append(part)
+            rank_rows.append((count, count + len(part)))
+            count += len(part)
+    return np.concatenate(tables), column_rows, np.array(rank_rows, dtype=np.int64)
+
+
+def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows, num_groups: int, direction: str):
+    """Give every rank its instructions and (unplaced) buffers. rows: what `place_rows` returned."""
+    intra = problem.topology.intra_sp
+    num_columns, num_ranks = problem.topology.inter_sp, problem.num_ranks
+    inter_of = np.arange(num_ranks) // intra
+    by_rank = np.argsort(draft.buffers["rank"], kind="stable")
+    new_index = np.empty_like(by_rank)
+    new_index[by_rank] = np.arange(len(by_rank))
+    buffer_starts = np.searchsorted(draft.buffers["rank"][by_rank], np.arange(num_columns + 1))
+    code_starts = np.searchsorted(draft.code["rank"], np.arange(num_columns + 1))
+
+    rank_of_buffer, b = ranges(buffer_starts[inter_of], buffer_starts[inter_of + 1])
+    table = {name: column[by_rank][b] for name, column in draft.buffers.items()}
+    rank_of_code, c = ranges(code_starts[inter_of], code_starts[inter_of + 1])
+    code = {name: column[c] for name, column in draft.code.items()}
+
+    offsets = np.searchsorted(rank_of_buffer, np.arange(num_ranks + 1))
+    shift = (offsets[:-1] - buffer_starts[inter_of])[rank_of_code]
+    buf = np.where(code["buf"] >= 0, new_index[code["buf"]] + shift[:, None], NONE)
+    heads = _head_table(problem, num_groups)
+    buffers = _buffers(problem, shards, table, rank_of_buffer, offsets, rows, heads, direction)
+    buffers = _with_scratch(problem, rows, buffers, code, rank_of_code, buf)
+    block = code["block"]
+    sliced = np.where(block[:, None] >= 0, np.stack([blocks.offsets[block], blocks.offsets[block + 1]], 1), NONE)
+    column = np.where(np.isin(code["op"], (Op.COPY, Op.ALL_TO_ALL))[:, None], rows[1][inter_of[rank_of_code]], NONE)
+    moved = np.where(code["shard"][:, None] >= 0, _shard_rows(shards, code["shard"]), column)
+    return typed(
+        Programs(
+            np.searchsorted(rank_of_code, np.arange(num_ranks + 1)),
+            code["op"],
+            code["role"],
+            np.where(code["peer"] >= 0, code["peer"] * intra + rank_of_code % intra, NONE),
+            code["round"],
+            buf,
+            moved,
+            sliced,
+            heads[rank_of_code % intra, code["group"]],
+            code["stage"],
+            buffers,
+        )
+    )
+
+
+def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
+    """Heads of each intra index and head group, numbered within the share; the last entry (ALL) is the whole share."""
+    table = np.zeros((problem.topology.intra_sp, num_groups + 1, 4), np.int64)
+    for j, share in enumerate(problem.heads.shares(problem.topology.intra_sp)):
+        runs = [*problem.heads.groups(share, num_groups), HeadRun(0, share.q_count, 0, share.kv_count)]
+        table[j] = [[r.q_first, r.q_count, r.kv_first, r.kv_count] for r in runs]
+    return table
+
+
+def _shard_rows(shards: Shards, shard: np.ndarray) -> np.ndarray:
+    return np.stack([shards.offsets[shard], shards.offsets[shard + 1]], axis=1)
+
+
+def _buffers(problem, shards, table, rank, offsets, rows, heads, direction) -> Buffers:
+    spans, column_rows, rank_rows = rows
+    intra = problem.topology.intra_sp
+    own = (table["space"] == Space.INPUT) | (table["space"] == Space.OUTPUT)
+    if direction == "backward":
+        own &= (table["role"] != Role.Q) & (table["role"] != Role.KV)
+    own &= intra > 1
+    home = np.where(own[:, None], rank_rows[rank], column_rows[rank // intra])
+    held = np.where(table["shard"][:, None] >= 0, _shard_rows(shards, table["shard"]), home)
+    all_heads = [0, problem.heads.num_q_heads, 0, problem.heads.num_kv_heads]
+    held_heads = np.where(own[:, None], all_heads, heads[rank % intra, table["group"]])
+    precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
+    row, stat = row_bytes(precision, table["role"], table["space"], table["acc"], held_heads, problem.heads.head_dim)
+    ends = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    num_rows = ends[held[:, 1]] - ends[held[:, 0]]
+    return Buffers(
+        offsets,
+        table["role"],
+        table["space"],
+        table["acc"],
+        held,
+        held_heads,
+        buffer_bytes(num_rows, row, stat),
+        np.full(len(num_rows), NONE),
+    )
+
+
+def _with_scratch(problem, rows, buffers: Buffers, code, rank_of_code, buf) -> Buffers:
+    """Size the scratch buffers of AllToAll, and strip them of rows and heads."""
+    spans, _, rank_rows = rows
+    ends = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    tokens = (ends[rank_rows[:, 1]] - ends[rank_rows[:, 0]]).tolist()
+    intra = problem.topology.intra_sp
+    precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
+    for i in np.flatnonzero(code["op"] == Op.ALL_TO_ALL):
+        rank, (_, target, scratch) = int(rank_of_code[i]), buf[i, :3]
+        group = tokens[rank - rank % intra : rank - rank % intra + intra]
+        to_column = buffers.space[target] != Space.OUTPUT
+        shape = reshard(Role(int(code["role"][i])), bool(to_column), problem.heads, precision, group, rank % intra)
+        buffers.num_bytes[scratch] = shape.scratch_bytes
+        buffers.rows[scratch] = NONE
+        buffers.heads[scratch] = 0
+    return buffers

@@ -1,0 +1,53 @@
+"""Order: the transfers that a schedule needs, on its time axis.
+
+Inputs a planner did not route itself come straight from their home rank in the stage before first use; partial
+results go home in the stage after the last block that adds to them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hsap.ir.block import Shards
+from hsap.ir.program import Role
+from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
+
+_QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
+
+
+def shard_of(schedule: Schedule, role: Role) -> np.ndarray:
+    """Shard whose `role` each entry of the schedule reads or writes: int64 [num_entries]."""
+    return (schedule.blocks.q if role in _QUERY_SIDE else schedule.blocks.kv)[schedule.block]
+
+
+def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers, Transfers]:
+    """Complete a schedule: (input transfers, output transfers), every row a (role, shard, group) between two ranks."""
+    routed = schedule.transfers
+    given = set(np.unique(routed.role).tolist()) if routed is not None else set()
+    inputs = [] if routed is None else [routed.take(np.isin(routed.role, INPUTS[direction]))]
+    for role in INPUTS[direction]:
+        if role not in given:
+            shard, group, rank, first, _ = _uses(shards, schedule, role)
+            inputs.append(Transfers.of(role, shard, shards.home[shard], rank, first - 1, group))
+    outputs = []
+    for role in OUTPUTS[direction]:
+        shard, group, rank, _, last = _uses(shards, schedule, role)
+        outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
+    return Transfers.join(*inputs), Transfers.join(*outputs)
+
+
+def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, ...]:
+    """Remote uses of a role: (shard, group, rank, first stage, last stage), one entry per (shard, group, rank)."""
+    shard = shard_of(schedule, role)
+    away = np.flatnonzero(shards.home[shard] != schedule.rank)
+    num_ranks = int(schedule.rank.max(initial=0)) + 1
+    num_groups = int(schedule.group.max(initial=0)) + 1
+    key = (shard[away] * num_groups + schedule.group[away]) * num_ranks + schedule.rank[away]
+    stage = schedule.stage[away]
+    by_key = np.lexsort([stage, key])
+    key, stage = key[by_key], stage[by_key]
+    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]]) if len(key) else np.zeros(0, np.int64)
+    last = np.append(first[1:], len(key)) - 1 if len(key) else first
+    unique = key[first]
+    shard_group, rank = unique // num_ranks, unique % num_ranks
+    return shard_group // num_groups, shard_group % num_groups, rank, stage[first], stage[last]

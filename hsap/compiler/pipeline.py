@@ -1,0 +1,89 @@
+"""Pipeline: from a problem and a planner's strategy to a plan, pass by pass.
+
+    cut, place (planner) → order → lower → expand → buffers
+
+Each pass is a pure function in a file of its own. `order` is called by `lower`, which needs nothing else from outside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hsap.compiler.buffers import place_buffers
+from hsap.compiler.expand import expand, place_rows
+from hsap.compiler.lower import lower
+from hsap.ir.heads import DTYPE_BYTES
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Problem
+from hsap.ir.program import Programs
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
+
+
+def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> Plan:
+    """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows."""
+    _check_placement(problem, strategy, planner)
+    rows = place_rows(problem, strategy.shards)
+    programs, charts, slices = [], [], []
+    for mask in range(len(problem.masks)):
+        schedules = (strategy.forward[mask], strategy.backward[mask])
+        tables = [s.blocks.slices for s in schedules]
+        assert all(np.array_equal(tables[0], table) for table in tables), "both directions cut blocks alike"
+        programs.append(tuple(_one(problem, strategy, schedule, d, rows) for schedule, d in zip(schedules, DIRECTIONS)))
+        charts.append(tuple(_chart(schedule) for schedule in schedules))
+        slices.append(tables[0])
+    plan = Plan(problem, planner, options, strategy.shards, *rows, tuple(slices), tuple(programs), tuple(charts))
+    _check_arena(plan)
+    return plan
+
+
+def _one(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows) -> Programs:
+    inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
+    draft = lower(strategy.shards, schedule, direction, inter, strategy.num_groups, intra > 1)
+    programs = expand(problem, strategy.shards, schedule.blocks, draft, rows, strategy.num_groups, direction)
+    return place_buffers(programs)
+
+
+def _chart(schedule: Schedule) -> np.ndarray:
+    blocks, index = schedule.blocks, schedule.block
+    columns = (blocks.q[index], blocks.kv[index], schedule.group, schedule.rank, schedule.stage, blocks.area[index])
+    return np.stack(columns, axis=1).astype(np.int64).reshape(-1, 6)
+
+
+def _check_placement(problem: Problem, strategy: Strategy, planner: str) -> None:
+    spans = strategy.shards.spans[np.argsort(strategy.shards.spans[:, 0], kind="stable")]
+    borders = np.concatenate([[0], spans[:, 1]])
+    covered = np.array_equal(spans[:, 0], borders[:-1]) and borders[-1] == problem.layout.num_tokens
+    assert covered, f"planner {planner} does not place every token once"
+    assert (np.diff(strategy.shards.home) >= 0).all(), f"planner {planner} must order shards by home rank"
+    limit = problem.max_tokens_per_rank
+    if limit is not None:
+        tokens = np.zeros(problem.topology.inter_sp, np.int64)
+        np.add.at(tokens, strategy.shards.home, strategy.shards.tokens)
+        most = -(-int(tokens.max(initial=0)) // problem.topology.intra_sp)
+        if most > limit:
+            raise ValueError(
+                f"planner {planner} gives a rank {most} tokens, max_tokens_per_rank={limit}; raise the limit, "
+                "use shorter packs or more ranks"
+            )
+
+
+def _check_arena(plan: Plan) -> None:
+    problem = plan.problem
+    if problem.arena_multiple is None:
+        return
+    capacity = arena_capacity(problem, int(plan.tokens_per_rank.max(initial=0)))
+    needed = plan.arena_bytes()
+    if needed.max(initial=0) > capacity:
+        rank = int(needed.argmax())
+        raise ValueError(
+            f"planner {plan.planner}: rank {rank} needs {needed[rank]} bytes of communication buffer, the arena has "
+            f"{capacity} (arena_multiple={problem.arena_multiple}); raise arena_multiple, use more ranks or another "
+            "planner"
+        )
+
+
+def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
+    """Bytes of the arena (HSAP §3.4): arena_multiple × tokens × heads × dim of the largest shard's q."""
+    tokens = problem.max_tokens_per_rank or tokens_per_rank
+    q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
+    return int(problem.arena_multiple * q_bytes)

@@ -1,0 +1,247 @@
+"""Plan: a compiled batch as an immutable value, with a content hash and a stored form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+
+from hsap.ir.block import Shards
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
+from hsap.ir.precision import Precision
+from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
+from hsap.ir.schedule import DIRECTIONS
+
+MAGIC = b"hsap-plan-1\n"
+MAX_HEADER_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Problem, placement, and the forward and backward streams of every rank.
+
+    spans: int64 [n, 2], the span table that all `rows` point into. column_rows: int64 [inter_sp, 2] and rank_rows:
+    int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row order.
+    slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
+    chart[mask][direction]: int64 [n, 6], a row per block: query shard, KV shard, head group, InterSP rank, stage, area.
+    """
+
+    problem: Problem
+    planner: str
+    options: dict
+    shards: Shards
+    spans: np.ndarray
+    column_rows: np.ndarray
+    rank_rows: np.ndarray
+    slices: tuple[np.ndarray, ...]
+    programs: tuple[tuple[Programs, Programs], ...]
+    chart: tuple[tuple[np.ndarray, np.ndarray], ...]
+    _hash: list = field(default_factory=list)
+
+    @property
+    def precision(self) -> Precision:
+        return Precision.of(self.problem.heads.dtype, self.problem.wire_dtype)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.problem.num_ranks
+
+    def rank_spans(self, rank: int) -> np.ndarray:
+        """Token positions of a rank's local rows, in row order: span table int64 [n, 2]."""
+        return self.spans[self.rank_rows[rank, 0] : self.rank_rows[rank, 1]]
+
+    @property
+    def tokens_per_rank(self) -> np.ndarray:
+        """Local rows of each rank: int64 [num_ranks]."""
+        ends = np.concatenate([[0], np.cumsum(self.spans[:, 1] - self.spans[:, 0])])
+        return ends[self.rank_rows[:, 1]] - ends[self.rank_rows[:, 0]]
+
+    def area_per_column(self, mask: int = 0, direction: int = 0) -> np.ndarray:
+        """Visible pairs that each InterSP rank computes: int64 [inter_sp]."""
+        chart = self.chart[mask][direction]
+        work = np.zeros(self.problem.topology.inter_sp, np.int64)
+        np.add.at(work, chart[:, 4 - 1], chart[:, 5])
+        return work
+
+    @property
+    def num_instructions(self) -> int:
+        return sum(len(programs) for pair in self.programs for programs in pair)
+
+    def arena_bytes(self) -> np.ndarray:
+        """Arena that each rank needs over all masks and both directions: int64 [num_ranks]."""
+        return np.max([programs.arena_bytes() for pair in self.programs for programs in pair], axis=0)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 over the header and all columns, hex."""
+        if not self._hash:
+            digest = hashlib.sha256(json.dumps(_header(self), sort_keys=True).encode())
+            for _, column in _columns(self):
+                digest.update(np.ascontiguousarray(column).data)
+            self._hash.append(digest.hexdigest())
+        return self._hash[0]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    def to_bytes(self) -> bytes:
+        """Stored form: magic, JSON header (with dtypes and shapes), raw little-endian columns."""
+        columns = _columns(self)
+        header = _header(self) | {"columns": [[name, c.dtype.str, list(c.shape)] for name, c in columns]}
+        text = json.dumps(header | {"hash": self.hash}).encode()
+        raw = b"".join(np.ascontiguousarray(c).tobytes() for _, c in columns)
+        return MAGIC + len(text).to_bytes(8, "little") + text + raw
+
+    def save(self, path: str | Path) -> None:
+        """Write the stored form to a file."""
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a stored plan; ValueError where the file is not one. Loading proves nothing: `verify` does."""
+        try:
+            return cls.from_bytes(Path(path).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """Read the stored form; sizes are checked before anything is allocated."""
+        try:
+            header, columns = _split(data)
+            plan = _assemble(header, columns)
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(f"not a stored plan: its header lacks or mistypes {error}") from None
+        if plan.hash != header["hash"]:
+            raise ValueError("the content hash doesn't match; the file is damaged or was edited")
+        return plan
+
+    def text(self) -> str:
+        """The plan in readable form, which `hsap.parse` reads back."""
+        from hsap.ir.text import print_plan
+
+        return print_plan(self)
+
+
+def problem_to_json(problem: Problem) -> dict:
+    """Give a problem as JSON values."""
+    return {
+        "lengths": list(problem.layout.lengths),
+        "sequences": list(problem.layout.sequences),
+        "masks": [
+            [str(mask) if isinstance(mask, Mask) else [str(m) for m in mask], layers] for mask, layers in problem.masks
+        ],
+        "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
+        "topology": str(problem.topology),
+        "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
+        "max_tokens_per_rank": problem.max_tokens_per_rank,
+        "arena_multiple": problem.arena_multiple,
+        "wire_dtype": problem.wire_dtype,
+    }
+
+
+def problem_from_json(data: dict) -> Problem:
+    """Read what `problem_to_json` gives."""
+    masks = tuple(
+        (Mask.parse(mask) if isinstance(mask, str) else tuple(Mask.parse(m) for m in mask), layers)
+        for mask, layers in data["masks"]
+    )
+    return Problem(
+        Layout(tuple(data["lengths"]), tuple(data["sequences"])),
+        HeadShape(**data["heads"]),
+        Topology.parse(data["topology"]),
+        masks,
+        Cluster(**data["cluster"]),
+        data["max_tokens_per_rank"],
+        data["arena_multiple"],
+        data["wire_dtype"],
+    )
+
+
+def _header(plan: Plan) -> dict:
+    return {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
+
+
+def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
+    """Every column with a name, in stored order."""
+    out = [(f"shards.{f.name}", getattr(plan.shards, f.name)) for f in fields(Shards)]
+    out += [("spans", plan.spans), ("column_rows", plan.column_rows), ("rank_rows", plan.rank_rows)]
+    for m, (slices, pair, charts) in enumerate(zip(plan.slices, plan.programs, plan.chart)):
+        out.append((f"{m}.slices", slices))
+        for direction, programs, chart in zip(DIRECTIONS, pair, charts):
+            prefix = f"{m}.{direction}"
+            out.append((f"{prefix}.chart", chart))
+            out += [(f"{prefix}.{f.name}", getattr(programs, f.name)) for f in fields(Programs) if f.name != "buffers"]
+            out += [(f"{prefix}.buffers.{f.name}", getattr(programs.buffers, f.name)) for f in fields(Buffers)]
+    return out
+
+
+def _split(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+    start = len(MAGIC) + 8
+    if data[: len(MAGIC)] != MAGIC or len(data) < start:
+        raise ValueError("not a stored plan: the file doesn't begin with hsap-plan-1")
+    size = int.from_bytes(data[len(MAGIC) : start], "little")
+    if size > min(MAX_HEADER_BYTES, len(data) - start):
+        raise ValueError(f"the header claims {size} bytes, more than the file has; it is cut short or damaged")
+    header = json.loads(data[start : start + size])
+    columns, offset = {}, start + size
+    for name, dtype, shape in header["columns"]:
+        known = _layout(name)
+        if np.dtype(dtype) != known[0] or tuple(shape[1:]) != known[1] or not all(type(n) is int for n in shape):
+            raise ValueError(f"column {name} has dtype {dtype} and shape {shape}; that is not a plan's")
+        count = shape[0] * int(np.prod(known[1], dtype=np.int64))
+        if count < 0 or offset + count * known[0].itemsize > len(data):
+            raise ValueError(f"column {name} reaches beyond the end of the file; it is cut short or damaged")
+        column = np.frombuffer(data, known[0], count, offset).reshape(shape)
+        columns[name], offset = column, offset + column.nbytes
+    if offset != len(data):
+        raise ValueError(f"{len(data) - offset} bytes follow the last column; the file is damaged")
+    return header, columns
+
+
+def _layout(name: str) -> tuple[np.dtype, tuple[int, ...]]:
+    """Stored dtype and row shape of a column."""
+    last = name.rsplit(".", 1)[-1]
+    if name in ("spans", "column_rows", "rank_rows", "shards.spans"):
+        return np.dtype(np.int64), (2,)
+    if name in ("shards.offsets", "shards.home"):
+        return np.dtype(np.int64), ()
+    if last in ("slices", "chart") and name.count(".") == (1 if last == "slices" else 2):
+        return np.dtype(np.int64), (6,)
+    return np.dtype(COLUMN_DTYPES[last]), (COLUMN_WIDTHS[last],) if last in COLUMN_WIDTHS else ()
+
+
+def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
+    problem = problem_from_json(header["problem"])
+    programs, charts, slices = [], [], []
+    for m in range(len(problem.masks)):
+        slices.append(columns[f"{m}.slices"])
+        pair = []
+        for direction in DIRECTIONS:
+            prefix = f"{m}.{direction}"
+            buffers = Buffers(*(columns[f"{prefix}.buffers.{f.name}"] for f in fields(Buffers)))
+            names = [f.name for f in fields(Programs) if f.name != "buffers"]
+            pair.append(Programs(*(columns[f"{prefix}.{name}"] for name in names), buffers))
+        programs.append(tuple(pair))
+        charts.append(tuple(columns[f"{m}.{direction}.chart"] for direction in DIRECTIONS))
+    return Plan(
+        problem,
+        str(header["planner"]),
+        dict(header["options"]),
+        Shards(*(columns[f"shards.{f.name}"] for f in fields(Shards))),
+        columns["spans"],
+        columns["column_rows"],
+        columns["rank_rows"],
+        tuple(slices),
+        tuple(programs),
+        tuple(charts),
+    )

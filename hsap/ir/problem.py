@@ -1,0 +1,132 @@
+"""Problem: everything a plan depends on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hsap.ir.heads import DTYPE_BYTES, HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask, mask_slices
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Shape of a sequence-parallel group: inter_sp × intra_sp ranks, rank = inter_index · intra_sp + intra_index."""
+
+    inter_sp: int
+    intra_sp: int
+
+    def __post_init__(self) -> None:
+        if self.inter_sp < 1 or self.intra_sp < 1:
+            raise ValueError(f"topology: {self.inter_sp}x{self.intra_sp} needs at least one rank on each side")
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """Read `4x2`: 4 InterSP by 2 IntraSP."""
+        match = re.fullmatch(r"\s*(\d+)\s*[xX]\s*(\d+)\s*", str(text))
+        if not match:
+            raise ValueError(f"topology: can't read {text!r}; write inter_sp x intra_sp, as in 4x2")
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def num_ranks(self) -> int:
+        return self.inter_sp * self.intra_sp
+
+    def __str__(self) -> str:
+        return f"{self.inter_sp}x{self.intra_sp}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The machines under one SP group. Rates in bytes/s one way per rank, times in seconds, FLOP/s per rank.
+
+    first_rank: place of the group's rank 0 inside its node (a group may start mid-node).
+    """
+
+    name: str = "one-node"
+    ranks_per_node: int = 8
+    first_rank: int = 0
+    intra_bytes_per_s: float = 250e9
+    inter_bytes_per_s: float = 25e9
+    intra_latency_s: float = 5e-6
+    inter_latency_s: float = 10e-6
+    flops_per_s: float = 200e12
+
+    @classmethod
+    def preset(cls, name: str, nodes: int | None = None) -> Cluster:
+        """Give a cluster by name; `nodes` only checks that the name has that many (None: as many as needed)."""
+        if name not in PRESETS:
+            raise ValueError(f"cluster: unknown preset {name!r}; known ones are {', '.join(PRESETS)}")
+        if nodes is not None and nodes < 1:
+            raise ValueError(f"cluster: {name} with {nodes} nodes; give at least 1")
+        return PRESETS[name]
+
+    def node_of(self, num_ranks: int) -> np.ndarray:
+        """Node index of each rank: int64 [num_ranks]."""
+        return (self.first_rank + np.arange(num_ranks)) // self.ranks_per_node
+
+
+PRESETS = {
+    "dgx-a100": Cluster("dgx-a100", 8, 0, 300e9, 25e9, 5e-6, 10e-6, 312e12),
+    "hgx-h100": Cluster("hgx-h100", 8, 0, 450e9, 50e9, 5e-6, 10e-6, 989e12),
+    "cpu-gloo": Cluster("cpu-gloo", 1 << 20, 0, 2.5e9, 2.5e9, 40e-6, 40e-6, 30e9),
+}
+"""Data-sheet figures (NVLink and network one way per GPU, dense bf16); `cpu-gloo` is one host, loopback."""
+
+Masks = Mask | tuple[Mask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Source program of the compiler: a packed batch, its masks, heads, and the ranks to run on.
+
+    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask` or one per document.
+    max_tokens_per_rank: capacity that no rank's shard may exceed (None: no limit but what the planner chooses).
+    arena_multiple: communication buffer of a rank in units of its largest shard's q tensor (None: what the plan needs).
+    wire_dtype: dtype of partial outputs and gradients on the network (None: the dtype of q).
+    """
+
+    layout: Layout
+    heads: HeadShape
+    topology: Topology
+    masks: tuple[tuple[Masks, int], ...] = ((Mask(), 1),)
+    cluster: Cluster = field(default_factory=Cluster)
+    max_tokens_per_rank: int | None = None
+    arena_multiple: float | None = None
+    wire_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "masks", tuple((_as_masks(m), int(n)) for m, n in self.masks))
+        if not self.masks or any(n < 1 for _, n in self.masks):
+            raise ValueError("problem: masks needs at least one (mask, num_layers) pair with num_layers >= 1")
+        for mask, _ in self.masks:
+            if not isinstance(mask, Mask) and len(mask) != self.layout.num_documents:
+                raise ValueError(
+                    f"problem: {len(mask)} masks for {self.layout.num_documents} documents; give one mask, or one per "
+                    "document"
+                )
+        if self.wire_dtype is not None and self.wire_dtype not in DTYPE_BYTES:
+            raise ValueError(f"problem: unknown wire_dtype {self.wire_dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
+        self.heads.shares(self.topology.intra_sp)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.topology.num_ranks
+
+    @property
+    def node_of(self) -> np.ndarray:
+        """Node index of each rank: int64 [num_ranks]."""
+        return self.cluster.node_of(self.num_ranks)
+
+    def slices(self, mask: int) -> np.ndarray:
+        """Slices of the mask with that index over the whole batch: int64 [n, 6], canonical."""
+        return mask_slices(self.layout, self.masks[mask][0])
+
+
+def _as_masks(mask: Masks | str) -> Masks:
+    if isinstance(mask, str):
+        return Mask.parse(mask)
+    return mask if isinstance(mask, Mask) else tuple(mask)

@@ -1,0 +1,84 @@
+"""Schedules: what a planner decides, before it becomes instructions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hsap.ir.block import Blocks, Shards
+from hsap.ir.program import Role
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfers:
+    """Rows that travel between ranks, as columns: a shard's `role` goes from src to dst during `stage`.
+
+    What arrives in stage s is there for the blocks of stage s + 1. Ranks are InterSP ranks.
+    """
+
+    role: np.ndarray
+    shard: np.ndarray
+    group: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    stage: np.ndarray
+
+    @classmethod
+    def of(cls, role, shard, src, dst, stage, group=0) -> Transfers:
+        """Build from arrays or scalars that broadcast against each other."""
+        columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in (role, shard, group, src, dst, stage)))
+        return cls(*(np.atleast_1d(c) for c in columns))
+
+    @classmethod
+    def join(cls, *parts: Transfers) -> Transfers:
+        """Put several tables one after another."""
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in cls.__slots__))
+
+    def take(self, index: np.ndarray) -> Transfers:
+        """Pick rows by index or boolean mask."""
+        return Transfers(*(getattr(self, name)[index] for name in self.__slots__))
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """Where and when the blocks of one mask and direction are computed, one entry per block and head group.
+
+    blocks: the mask's blocks. block, group, rank, stage: int64 [num_entries]; rank is an InterSP rank, stage >= 0.
+    transfers: input transfers that the planner routes itself (a ring forwards KV); every other need is met by a direct
+    transfer from the home rank in the stage before first use, and partial results go home in the stage after the last.
+    """
+
+    blocks: Blocks
+    block: np.ndarray
+    group: np.ndarray
+    rank: np.ndarray
+    stage: np.ndarray
+    transfers: Transfers | None = None
+
+    @classmethod
+    def of(cls, blocks: Blocks, rank: np.ndarray, stage: np.ndarray, transfers: Transfers | None = None) -> Schedule:
+        """Build for blocks that are computed for all heads at once: rank and stage of each block."""
+        index = np.arange(len(blocks))
+        return cls(blocks, index, np.zeros_like(index), np.asarray(rank), np.asarray(stage), transfers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strategy:
+    """A planner's whole choice: homes of all tokens, and a schedule per mask for each direction.
+
+    num_groups: head groups that a column's KV heads are cut into.
+    """
+
+    shards: Shards
+    forward: tuple[Schedule, ...]
+    backward: tuple[Schedule, ...]
+    num_groups: int = 1
+
+
+INPUTS = {"forward": (Role.Q, Role.KV), "backward": (Role.Q, Role.KV, Role.DO)}
+OUTPUTS = {"forward": (Role.O,), "backward": (Role.DQ, Role.DKV)}
+DIRECTIONS = ("forward", "backward")
