@@ -1,0 +1,6 @@
+"""Attention kernels behind one interface: `select_kernel` picks one, `Kernel` says what it does."""
+
+from hsap.runtime.kernels.merge import accumulator_dtype, merge, reset
+from hsap.runtime.kernels.work import HeadRun, Kernel, Work
+
+__all__ = ["HeadRun", "Kernel", "Work", "accumulator_dtype", "merge", "reset"]

@@ -1,0 +1,112 @@
+"""Dense attention in float64 through torch autograd, and random work: independent of every kernel."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from hsap.ir import slice as sl
+from hsap.runtime.kernels import HeadRun, accumulator_dtype, reset
+from hsap.runtime.kernels.delta import row_delta
+
+SCALE = 0.3
+RUNS = (
+    (HeadRun(0, 1, 0, 1),),
+    (HeadRun(0, 4, 0, 2),),
+    (HeadRun(0, 3, 0, 3),),
+    (HeadRun(0, 6, 0, 2), HeadRun(6, 1, 1, 1)),
+    (HeadRun(3, 2, 0, 2), HeadRun(0, 3, 1, 1), HeadRun(5, 4, 0, 2)),
+)
+
+
+def num_heads(heads) -> tuple[int, int]:
+    return max(run.q.stop for run in heads), max(run.kv.stop for run in heads)
+
+
+def visible(table, num_q: int, num_k: int) -> np.ndarray:
+    """Visible pairs as bool [num_q, num_k]; asserts that slices are disjoint."""
+    count = sl.dense(table, max(num_q, num_k, 1))[:num_q, :num_k]
+    assert count.max(initial=0) <= 1
+    return count > 0
+
+
+def oracle(table, heads, q, kv, do, scale=SCALE):
+    """(o, lse, dq, dkv) in float64 for all slices at once; rows without keys are zeros and -inf."""
+    q, kv = (x.detach().double().requires_grad_() for x in (q, kv))
+    seen = torch.from_numpy(visible(table, len(q), len(kv)))
+    outs, lses = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
+    outs, lses = outs.detach(), lses
+    total = torch.zeros((), dtype=torch.float64)
+    for run in heads:
+        group = run.q_count // run.kv_count
+        for i in range(run.q_count):
+            head, kv_head = run.q_first + i, run.kv_first + i // group
+            score = (q[:, head] @ kv[:, 0, kv_head].T * scale).masked_fill(~seen, -torch.inf)
+            some = seen.any(1)
+            weight = torch.zeros_like(score).masked_scatter(some[:, None].expand_as(score), score[some].softmax(-1))
+            out = weight @ kv[:, 1, kv_head]
+            outs[:, head] = out.detach()
+            lses[:, head] = score.detach().logsumexp(-1)
+            total = total + (out * do[:, head].double()).sum()
+    dq, dkv = torch.autograd.grad(total, (q, kv))
+    return outs, lses, dq, dkv
+
+
+def tensors(num_q, num_k, heads, dim, dtype, seed=0):
+    """Random q, kv, do that are views into larger storage, as the arena's slots are."""
+    generator = torch.Generator().manual_seed(seed)
+    num_q_heads, num_kv_heads = num_heads(heads)
+
+    def make(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    q = make(num_q + 3, num_q_heads + 1, dim)[2 : num_q + 2, 1:]
+    kv = make(num_k + 2, 2, num_kv_heads + 2, dim)[1 : num_k + 1, :, :-2]
+    do = make(num_q, num_q_heads, dim)
+    return q, kv, do
+
+
+def run_forward(kernel, works, q, kv, scale=SCALE):
+    """Fold several works into one fresh accumulator."""
+    acc = accumulator_dtype(q.dtype)
+    o, lse = torch.empty(q.shape, dtype=acc), torch.empty(q.shape[:2], dtype=acc)
+    reset(o, lse)
+    for work in works:
+        kernel.attend(kernel.prepare(work, "cpu"), q, kv, o, lse, scale)
+    return o, lse
+
+
+def run_backward(kernel, works, q, kv, do, o, lse, scale=SCALE):
+    """Add the gradients of several works, given the global o and lse."""
+    acc = accumulator_dtype(q.dtype)
+    dq, dkv = torch.zeros(q.shape, dtype=acc), torch.zeros(kv.shape, dtype=acc)
+    delta = row_delta(do, o)
+    for work in works:
+        kernel.attend_grad(kernel.prepare(work, "cpu"), q, kv, do, lse, delta, dq, dkv, scale)
+    return dq, dkv
+
+
+def relative_rmse(value, truth) -> float:
+    """RMSE over the root mean square of the truth."""
+    value, truth = value.double(), truth.double()
+    return float((value - truth).square().mean().sqrt() / truth.square().mean().sqrt().clamp_min(1e-30))
+
+
+@st.composite
+def slice_tables(draw, max_rows=40, max_slices=5):
+    """Disjoint canonical slices over at most max_rows rows on each side, of any kind: (table, num_q, num_k)."""
+    num_q, num_k = draw(st.integers(1, max_rows)), draw(st.integers(1, max_rows))
+    q_edges = sorted(draw(st.sets(st.integers(0, num_q), max_size=3)) | {0, num_q})
+    k_edges = sorted(draw(st.sets(st.integers(0, num_k), max_size=3)) | {0, num_k})
+    rows = []
+    for q0, q1 in itertools.pairwise(q_edges):
+        for k0, k1 in itertools.pairwise(k_edges):
+            bound = st.one_of(st.none(), st.integers(k0 - q1, k1 - q0))
+            lo, hi = draw(bound), draw(bound)
+            if draw(st.booleans()):
+                rows.append((q0, q1, k0, k1, -sl.UNBOUNDED if lo is None else lo, sl.UNBOUNDED if hi is None else hi))
+    table = sl.canonical(sl.slices(rows))
+    return table[draw(st.permutations(range(len(table))))] if len(table) else table, num_q, num_k
