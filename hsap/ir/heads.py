@@ -18,6 +18,16 @@ class HeadRun:
     kv_first: int
     kv_count: int
 
+    @property
+    def q(self) -> slice:
+        """The query heads, to index a tensor with."""
+        return slice(self.q_first, self.q_first + self.q_count)
+
+    @property
+    def kv(self) -> slice:
+        """The KV heads, to index a tensor with."""
+        return slice(self.kv_first, self.kv_first + self.kv_count)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:

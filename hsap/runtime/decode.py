@@ -1,0 +1,245 @@
+"""Decode: one rank's columns become calls with every index and view range ready. Once per plan, not per layer.
+
+A step is a function of (views, transport). Steps that may have to let other ranks run return False until they are
+done; all others return None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hsap.ir.effects import touches
+from hsap.ir.heads import HeadRun
+from hsap.ir.plan import Plan
+from hsap.ir.precision import Precision
+from hsap.ir.program import Buffers, Instruction, Op, Programs, Role, Space
+from hsap.ir.reshard import Reshard, reshard
+from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
+from hsap.runtime.kernels import Kernel, Work
+from hsap.runtime.kernels.merge import merge, reset
+from hsap.runtime.memory import Memory, View, row_starts
+from hsap.runtime.resharding import all_to_all
+from hsap.runtime.transport import Transport
+
+Step = Callable[[list[View], Transport], bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A rank's stream for one mask and direction, ready to run. names[i]: what steps[i] is, for errors and traces."""
+
+    memory: Memory
+    buffers: Buffers
+    steps: tuple[Step, ...]
+    names: tuple[str, ...]
+
+
+class Decoder:
+    """Turns instructions of one rank, mask and direction into steps."""
+
+    def __init__(
+        self, plan: Plan, mask: int, direction: int, rank: int, kernel: Kernel, precision: Precision, arena, device
+    ) -> None:
+        self.plan, self.mask, self.rank = plan, mask, rank
+        self.programs: Programs = plan.programs[mask][direction]
+        self.buffers = self.programs.buffers
+        self.memory = Memory(plan, self.programs, rank, precision, arena, device)
+        self.in_arena = arena is not None
+        self.kernel, self.precision, self.device = kernel, precision, device
+        self.starts = row_starts(plan)
+        self.scale = plan.problem.heads.head_dim**-0.5
+        intra = plan.problem.topology.intra_sp
+        self.share = plan.problem.heads.shares(intra)[rank % intra]
+        self.joined: dict[int, list[Instruction]] = {}
+
+    def decode(self) -> Decoded:
+        """Decode the whole stream."""
+        first = self._first_touch()
+        steps, names = [], []
+        lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
+        for at in range(lo, hi):
+            instruction = self.programs.instruction(at)
+            for buffer in first.get(at, ()):
+                steps.append(self._empty(buffer))
+                names.append("empty")
+            step = self._step(instruction)
+            if step is not None:
+                steps.append(step)
+                names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
+        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names))
+
+    def _first_touch(self) -> dict[int, list[int]]:
+        """Accumulators by the instruction that touches them first: they are empty then."""
+        lo, hi = self.buffers.offsets[self.rank], self.buffers.offsets[self.rank + 1]
+        touched = touches(self.programs)
+        mine = (touched.buffer >= lo) & (touched.buffer < hi) & self.buffers.acc[touched.buffer]
+        first: dict[int, list[int]] = {}
+        seen: set[int] = set()
+        for at, buffer in zip(touched.at[mine].tolist(), touched.buffer[mine].tolist()):
+            if buffer not in seen:
+                seen.add(buffer)
+                first.setdefault(at, []).append(buffer)
+        return first
+
+    def _step(self, instruction: Instruction) -> Step | None:
+        match instruction.op:
+            case Op.SEND | Op.RECV:
+                self.joined.setdefault(instruction.round, []).append(instruction)
+                return None
+            case Op.LAUNCH:
+                return self._launch(instruction.round)
+            case Op.WAIT:
+                round_ = instruction.round
+                return lambda views, transport: transport.wait(round_)
+            case Op.ATTEND:
+                return self._attend(instruction)
+            case Op.ATTEND_GRAD:
+                return self._attend_grad(instruction)
+            case Op.MERGE | Op.SUM | Op.COPY:
+                return self._fold(instruction)
+            case Op.ALL_TO_ALL:
+                return self._all_to_all(instruction)
+        raise AssertionError(f"no meaning for {instruction.op}")
+
+    def _empty(self, buffer: int) -> Step:
+        at = buffer - self.memory.first
+
+        def empty(views: list[View], _: Transport) -> None:
+            if views[at].stats is None:
+                views[at].rows.zero_()
+            else:
+                reset(views[at].rows, views[at].stats)
+
+        return empty
+
+    def _rows(self, buffer: int, rows: tuple[int, int]) -> tuple[int, int, int]:
+        """(place in memory, first row, number of rows) of span-table range `rows` inside a buffer."""
+        starts = self.starts
+        first = int(starts[rows[0]] - starts[self.buffers.rows[buffer, 0]])
+        return buffer - self.memory.first, first, int(starts[rows[1]] - starts[rows[0]])
+
+    def _launch(self, round_: int) -> Step:
+        sends, receives = [], []
+        for joined in self.joined.pop(round_, ()):
+            ends = sends if joined.op == Op.SEND else receives
+            ends.append((joined.peer, *self._rows(joined.buf[0], joined.rows)))
+
+        def launch(views: list[View], transport: Transport) -> None:
+            out = [(peer, t) for peer, at, row, n in sends for t in views[at].part(row, n).tensors()]
+            back = [(peer, t) for peer, at, row, n in receives for t in views[at].part(row, n).tensors()]
+            transport.launch(round_, out, back)
+
+        return launch
+
+    def _heads(self, buffer: int, heads: HeadRun) -> tuple[slice, slice]:
+        """The query and KV heads of an instruction, as index into a buffer that may hold more."""
+        q = heads.q_first - int(self.buffers.heads[buffer, 0])
+        kv = heads.kv_first - int(self.buffers.heads[buffer, 2])
+        return slice(q, q + heads.q_count), slice(kv, kv + heads.kv_count)
+
+    def _work(self, instruction: Instruction) -> Work:
+        """The kernel's work in rows of the operands' buffers."""
+        table = self.plan.slices[self.mask][instruction.slices[0] : instruction.slices[1]].copy()
+        to_q = self._shift(instruction.buf[0], table[:, Q0])
+        to_k = self._shift(instruction.buf[1], table[:, K0])
+        table[:, [Q0, Q1]] += to_q[:, None]
+        table[:, [K0, K1]] += to_k[:, None]
+        table[:, [LO, HI]] += (to_k - to_q)[:, None]
+        heads = instruction.heads
+        runs = tuple(
+            HeadRun(r.q_first - heads.q_first, r.q_count, r.kv_first - heads.kv_first, r.kv_count)
+            for r in self.plan.problem.heads.runs(self.share, heads)
+        )
+        return Work(table, runs)
+
+    def _shift(self, buffer: int, positions: np.ndarray) -> np.ndarray:
+        """What to add to token positions to get rows of a buffer."""
+        lo, hi = self.buffers.rows[buffer]
+        spans = self.plan.spans[lo:hi]
+        by_position = np.argsort(spans[:, 0], kind="stable")
+        span = by_position[np.searchsorted(spans[by_position, 0], positions, side="right") - 1]
+        return self.starts[lo + span] - self.starts[lo] - spans[span, 0]
+
+    def _attend(self, instruction: Instruction) -> Step:
+        prepared = self.kernel.prepare(self._work(instruction), self.device)
+        q, kv, o = (b - self.memory.first for b in instruction.buf)
+        hq, hkv, ho = self._operand_heads(instruction)
+        attend, scale = self.kernel.attend, self.scale
+
+        def step(views: list[View], _: Transport) -> None:
+            rows, lse = views[o].rows[:, ho], views[o].stats[:, ho]
+            attend(prepared, views[q].rows[:, hq], views[kv].rows[:, :, hkv], rows, lse, scale)
+
+        return step
+
+    def _attend_grad(self, instruction: Instruction) -> Step:
+        prepared = self.kernel.prepare(self._work(instruction), self.device)
+        q, kv, do, dq, dkv = (b - self.memory.first for b in instruction.buf)
+        hq, hkv, hdo, hdq, hdkv = self._operand_heads(instruction)
+        attend_grad, scale = self.kernel.attend_grad, self.scale
+
+        def step(views: list[View], _: Transport) -> None:
+            stats = views[do].stats
+            attend_grad(
+                prepared,
+                views[q].rows[:, hq],
+                views[kv].rows[:, :, hkv],
+                views[do].rows[:, hdo],
+                stats[:, 0, hdo],
+                stats[:, 1, hdo],
+                views[dq].rows[:, hdq],
+                views[dkv].rows[:, :, hdkv],
+                scale,
+            )
+
+        return step
+
+    def _operand_heads(self, instruction: Instruction) -> list[slice]:
+        out = []
+        for buffer in instruction.buf:
+            q, kv = self._heads(buffer, instruction.heads)
+            out.append(kv if self.buffers.role[buffer] in (Role.KV, Role.DKV) else q)
+        return out
+
+    def _fold(self, instruction: Instruction) -> Step:
+        """Merge, Sum and Copy: rows and heads of one buffer into another."""
+        (src, src_row, n), (dst, dst_row, _) = (self._rows(b, instruction.rows) for b in instruction.buf)
+        src_heads, dst_heads = self._operand_heads(instruction)
+        is_kv = instruction.role in (Role.KV, Role.DKV)
+        op = instruction.op
+
+        def step(views: list[View], _: Transport) -> None:
+            source, target = views[src].part(src_row, n), views[dst].part(dst_row, n)
+            if is_kv:
+                theirs, ours = source.rows[:, :, src_heads], target.rows[:, :, dst_heads]
+            else:
+                theirs, ours = source.rows[:, src_heads], target.rows[:, dst_heads]
+            if op == Op.MERGE:
+                merge(ours, target.stats[:, dst_heads], theirs, source.stats[:, src_heads])
+            elif op == Op.SUM:
+                ours.add_(theirs)
+            else:
+                ours.copy_(theirs)
+                if source.stats is not None:
+                    target.stats[..., dst_heads].copy_(source.stats[..., src_heads])
+
+        return step
+
+    def _all_to_all(self, instruction: Instruction) -> Step:
+        problem = self.plan.problem
+        intra = problem.topology.intra_sp
+        first = self.rank - self.rank % intra
+        tokens = self.plan.tokens_per_rank[first : first + intra].tolist()
+        to_column = self.buffers.space[instruction.buf[1]] != Space.OUTPUT
+        shape: Reshard = reshard(
+            instruction.role, bool(to_column), problem.heads, self.precision, tokens, self.rank % intra
+        )
+        places = tuple(b - self.memory.first for b in instruction.buf)
+        if not self.in_arena:
+            scratch = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
+            self.memory.views[places[2]] = View(scratch)
+        return all_to_all(shape, instruction, places, self.share, self.rank % intra, first, self.precision)

@@ -1,0 +1,122 @@
+"""Machine: one rank's interpreter of a plan. The reference runs many of them, the executor one.
+
+A run is a generator that yields whenever the rank must let others go first; with one process a rank the transport
+blocks instead, and nothing is ever yielded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hsap.ir.plan import Plan
+from hsap.ir.precision import Precision
+from hsap.ir.program import Role, Space
+from hsap.runtime.decode import Decoded, Decoder
+from hsap.runtime.kernels import Kernel
+from hsap.runtime.kernels.delta import row_delta
+from hsap.runtime.memory import DTYPE_NAMES, TORCH_DTYPES, Arena, View
+from hsap.runtime.transport import Transport
+
+FORWARD, BACKWARD = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What forward keeps for backward. q: [T, H, D]; kv: [T, 2, H_kv, D], head-resharded if intra_sp > 1.
+
+    o: [T, H, D] and lse: [T, H] of the rank's own rows.
+    """
+
+    q: Tensor
+    kv: Tensor
+    o: Tensor
+    lse: Tensor
+
+
+class Machine:
+    """Runs a plan's streams for one rank.
+
+    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        transport: Transport,
+        kernel: Kernel,
+        arena: Arena,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.plan, self.rank, self.transport, self.kernel, self.device = plan, rank, transport, kernel, device
+        name = plan.problem.heads.dtype if dtype is None else DTYPE_NAMES[dtype]
+        own = name == plan.problem.heads.dtype
+        self.precision = plan.precision if own else Precision.of(name)
+        self.arena = arena.reserve(int(plan.arena_bytes()[rank])) if own else None
+        self.decoded: dict[tuple[int, int], Decoded] = {}
+        self.at: str = "idle"
+
+    def decode(self, mask: int, direction: int) -> Decoded:
+        """Decode a stream, once."""
+        known = self.decoded.get((mask, direction))
+        if known is None:
+            decoder = Decoder(
+                self.plan, mask, direction, self.rank, self.kernel, self.precision, self.arena, self.device
+            )
+            known = self.decoded[mask, direction] = decoder.decode()
+        return known
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Iterator[Kept | None]:
+        """Attend the rank's own rows: yields None to let others run, and at last what backward needs, o included.
+
+        q: [T, H, D]; k, v: [T, H_kv, D], the rank's local rows.
+        """
+        decoded = self.decode(mask, FORWARD)
+        memory, views = decoded.memory, decoded.memory.views
+        inputs = {Role.Q: q.contiguous(), Role.KV: torch.stack((k, v), dim=1)}
+        for role, tensor in inputs.items():
+            views[memory.index(Space.INPUT, role)] = View(tensor)
+        kept = dict(inputs)
+        for role in inputs:
+            if memory.has(Space.KEPT, role):
+                kept[role] = memory.allocate(decoded.buffers, memory.index(Space.KEPT, role)).rows
+        result = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.O))
+        yield from self._run(decoded)
+        yield Kept(kept[Role.Q], kept[Role.KV], result.rows, result.stats)
+
+    def backward(self, do: Tensor, kept: Kept, mask: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
+        """Give the gradients of the rank's own rows: yields None to let others run, and at last (dq, dk, dv).
+
+        do: [T, H, D], the gradient of o.
+        """
+        decoded = self.decode(mask, BACKWARD)
+        memory, views = decoded.memory, decoded.memory.views
+        stat = TORCH_DTYPES[self.precision.stat]
+        stats = torch.stack((kept.lse.to(stat), row_delta(do, kept.o).to(stat)), dim=1)
+        views[memory.index(Space.INPUT, Role.Q)] = View(kept.q)
+        views[memory.index(Space.INPUT, Role.KV)] = View(kept.kv)
+        views[memory.index(Space.INPUT, Role.DO)] = View(do.contiguous(), stats)
+        dq = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DQ))
+        dkv = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DKV))
+        yield from self._run(decoded)
+        yield dq.rows, dkv.rows[:, 0], dkv.rows[:, 1]
+
+    def _run(self, decoded: Decoded) -> Iterator[None]:
+        views, transport = decoded.memory.views, self.transport
+        for step, self.at in zip(decoded.steps, decoded.names):  # noqa: B007
+            while step(views, transport) is False:
+                yield None
+        self.at = "idle"
+
+
+def finish(run: Iterator):
+    """Drive a run whose transport blocks to its result."""
+    for value in run:
+        if value is not None:
+            return value
+    raise AssertionError("a run ends with its result")

@@ -1,0 +1,132 @@
+"""Memory: a rank's buffers as tensors, most of them views of the run's one arena.
+
+Rows lead, so that a range of rows is contiguous and travels without a copy: q, o, do, dq are [T, H, D]; kv and dkv
+[T, 2, H, D], keys then values. lse is [T, H]; do carries [T, 2, H], lse then delta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hsap.ir.plan import Plan
+from hsap.ir.precision import Precision, aligned
+from hsap.ir.program import Buffers, Programs, Role, Space
+
+TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A buffer's rows and, where its role carries them, the statistics of each row."""
+
+    rows: Tensor
+    stats: Tensor | None = None
+
+    def part(self, first: int, count: int) -> View:
+        """The same buffer, rows [first, first + count) only."""
+        stats = None if self.stats is None else self.stats[first : first + count]
+        return View(self.rows[first : first + count], stats)
+
+    def tensors(self) -> list[Tensor]:
+        """What travels when these rows are sent."""
+        return [t for t in (self.rows, self.stats) if t is not None and t.numel()]
+
+
+class Arena:
+    """The communication buffer of a run: grown to the largest plan seen, never shrunk, so that memory doesn't jitter."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.bytes = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def reserve(self, num_bytes: int) -> Tensor:
+        """Give a buffer of at least that many bytes. Views of an earlier, smaller one must be made anew."""
+        if num_bytes > self.bytes.numel():
+            self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=self.bytes.device)
+        return self.bytes
+
+
+def row_starts(plan: Plan) -> np.ndarray:
+    """Tokens before each entry of the span table: int64 [num_spans + 1]."""
+    return np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
+
+
+def row_shapes(role: int, num_rows: int, heads: np.ndarray, head_dim: int) -> tuple[tuple, tuple | None]:
+    """Shapes of a buffer's rows and statistics (None without)."""
+    q_count, kv_count = int(heads[1]), int(heads[3])
+    if role in (Role.KV, Role.DKV):
+        return (num_rows, 2, kv_count, head_dim), None
+    stats = {Role.O: (num_rows, q_count), Role.DO: (num_rows, 2, q_count)}.get(Role(role))
+    return (num_rows, q_count, head_dim), stats
+
+
+class Memory:
+    """The buffers of one rank, mask and direction. `views[b]` is the buffer at `offsets[rank] + b`.
+
+    Arena buffers are views that last as long as the plan; inputs, results and kept tensors are put in at every call.
+    precision: dtypes; where they are not the plan's own, buffers get memory of their own instead of the plan's places.
+    """
+
+    def __init__(
+        self, plan: Plan, programs: Programs, rank: int, precision: Precision, arena: Tensor | None, device
+    ) -> None:
+        buffers = programs.buffers
+        self.first, stop = int(buffers.offsets[rank]), int(buffers.offsets[rank + 1])
+        self.device, self.precision, self.head_dim = device, precision, plan.problem.heads.head_dim
+        starts = row_starts(plan)
+        lo, hi = np.maximum(buffers.rows[self.first : stop].T, 0)
+        self.num_rows = (starts[hi] - starts[lo]).tolist()
+        self.views: list[View | None] = [None] * (stop - self.first)
+        self.kept: dict[tuple[int, int], list[int]] = {}
+        for b in range(self.first, stop):
+            space, role = int(buffers.space[b]), int(buffers.role[b])
+            if space == Space.ARENA:
+                self.views[b - self.first] = self._in_arena(buffers, b, arena)
+            else:
+                self.kept.setdefault((space, role), []).append(b - self.first)
+
+    def index(self, space: Space, role: Role) -> int:
+        """Place in `views` of the one buffer outside the arena with this space and role."""
+        return self.kept[space, role][0]
+
+    def has(self, space: Space, role: Role) -> bool:
+        return (space, role) in self.kept
+
+    def allocate(self, buffers: Buffers, index: int) -> View:
+        """Make a fresh tensor for a buffer outside the arena and put it in."""
+        b = self.first + index
+        rows, stats = row_shapes(int(buffers.role[b]), self.num_rows[index], buffers.heads[b], self.head_dim)
+        dtype, stat = self._dtypes(buffers, b)
+        view = View(
+            torch.empty(rows, dtype=dtype, device=self.device),
+            None if stats is None else torch.empty(stats, dtype=stat, device=self.device),
+        )
+        self.views[index] = view
+        return view
+
+    def _dtypes(self, buffers: Buffers, b: int) -> tuple[torch.dtype, torch.dtype]:
+        acc = bool(buffers.acc[b])
+        name = self.precision.dtype_of(int(buffers.role[b]), int(buffers.space[b]), acc)
+        return TORCH_DTYPES[name], TORCH_DTYPES[self.precision.stat_dtype_of(acc)]
+
+    def _in_arena(self, buffers: Buffers, b: int, arena: Tensor | None) -> View:
+        if buffers.role[b] == Role.NONE:
+            size, offset = int(buffers.num_bytes[b]), int(buffers.offset[b])
+            return View(torch.empty(0, dtype=torch.uint8) if arena is None else arena[offset : offset + size])
+        dtype, stat = self._dtypes(buffers, b)
+        shape, stats = row_shapes(int(buffers.role[b]), self.num_rows[b - self.first], buffers.heads[b], self.head_dim)
+        if arena is None:
+            rows = torch.empty(shape, dtype=dtype, device=self.device)
+            return View(rows, None if stats is None else torch.empty(stats, dtype=stat, device=self.device))
+        rows, end = view_at(arena, int(buffers.offset[b]), dtype, shape)
+        return View(rows, None if stats is None else view_at(arena, aligned(end), stat, stats)[0])
+
+
+def view_at(raw: Tensor, offset: int, dtype: torch.dtype, shape: tuple) -> tuple[Tensor, int]:
+    """See bytes of `raw` from `offset` as a tensor: (view, offset after it)."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    return raw[offset : offset + size].view(dtype).view(shape), offset + size

@@ -1,0 +1,85 @@
+"""Reference: a plan's answer with all ranks in one process, in any dtype.
+
+Ranks take turns; one goes on until it waits for a message that nobody has started yet. Nothing is buffered on the
+way, so a plan that runs here runs under the strictest rules of a real transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hsap.ir.plan import Plan
+from hsap.ir.span import positions
+from hsap.runtime.kernels import Kernel, select_kernel
+from hsap.runtime.machine import Kept, Machine
+from hsap.runtime.memory import Arena
+from hsap.runtime.transport import Mailbox
+
+
+def reference(
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_o: Tensor | None = None,
+    mask: int = 0,
+    kernel: str | Kernel = "auto",
+) -> tuple[Tensor, ...]:
+    """Run a plan on packed tensors in token-position order.
+
+    q: [tokens, heads, dim]; k, v: [tokens, KV heads, dim]; grad_o as q. Any dtype, any device. mask: index into the
+    problem's masks. Returns (o [tokens, heads, dim], lse [heads, tokens] natural log), and (dq, dk, dv) behind them if
+    grad_o is given. ValueError: shapes that don't fit the plan.
+    """
+    _check(plan, q, k, v, grad_o)
+    if isinstance(kernel, str):
+        kernel = select_kernel(kernel, q.device, q.dtype)
+    box = Mailbox()
+    machines = [
+        Machine(plan, rank, box.for_rank(rank), kernel, Arena(q.device), q.device, q.dtype)
+        for rank in range(plan.num_ranks)
+    ]
+    rows = [torch.from_numpy(positions(plan.rank_spans(rank))).to(q.device) for rank in range(plan.num_ranks)]
+    kept: list[Kept] = _together([m.forward(q[r], k[r], v[r], mask) for m, r in zip(machines, rows)], machines)
+    o, lse = _gather([part.o for part in kept], rows, q), _gather([part.lse for part in kept], rows, q)
+    if grad_o is None:
+        return o, lse.T
+    grads = _together([m.backward(grad_o[r], part, mask) for m, r, part in zip(machines, rows, kept)], machines)
+    return o, lse.T, *(_gather(list(parts), rows, q) for parts in zip(*grads))
+
+
+def _together(runs: Sequence[Iterator], machines: Sequence[Machine]) -> list:
+    """Let all ranks take turns until each has its result; RuntimeError naming every rank's step if all are stuck."""
+    results: list = [None] * len(runs)
+    waiting = set(range(len(runs)))
+    while waiting:
+        before = [machines[rank].at for rank in sorted(waiting)]
+        for rank in sorted(waiting):
+            results[rank] = next(runs[rank])
+        waiting -= {rank for rank in waiting if results[rank] is not None}
+        if waiting and before == [machines[rank].at for rank in sorted(waiting)]:
+            stuck = "; ".join(f"rank {rank} at {machines[rank].at}" for rank in sorted(waiting))
+            raise RuntimeError(f"the plan can't go on: {stuck}")
+    return results
+
+
+def _gather(parts: list[Tensor], rows: list[Tensor], like: Tensor) -> Tensor:
+    """Put the ranks' rows back into token-position order."""
+    out = torch.empty((len(like), *parts[0].shape[1:]), dtype=parts[0].dtype, device=like.device)
+    for part, index in zip(parts, rows):
+        out[index] = part
+    return out
+
+
+def _check(plan: Plan, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor | None) -> None:
+    heads, tokens = plan.problem.heads, plan.problem.layout.num_tokens
+    wanted = {"q": heads.num_q_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads, "grad_o": heads.num_q_heads}
+    for (name, count), tensor in zip(wanted.items(), (q, k, v, grad_o)):
+        if tensor is not None and tuple(tensor.shape) != (tokens, count, heads.head_dim):
+            raise ValueError(
+                f"reference: {name} has shape {list(tensor.shape)}, the plan wants {[tokens, count, heads.head_dim]} "
+                "(tokens, heads, dim), packed in token-position order"
+            )
