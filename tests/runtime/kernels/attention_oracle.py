@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from hsap.ir import slice as sl
-from hsap.runtime.kernels import HeadRun, accumulator_dtype, reset
+from hsap.runtime.kernels import HeadRun, Work, accumulator_dtype, reset
 from hsap.runtime.kernels.delta import row_delta
 
 SCALE = 0.3
@@ -37,8 +37,7 @@ def oracle(table, heads, q, kv, do, scale=SCALE):
     """(o, lse, dq, dkv) in float64 for all slices at once; rows without keys are zeros and -inf."""
     q, kv = (x.detach().double().requires_grad_() for x in (q, kv))
     seen = torch.from_numpy(visible(table, len(q), len(kv)))
-    outs, lses = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
-    outs, lses = outs.detach(), lses
+    outs, lses = torch.zeros_like(q).detach(), torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
     for run in heads:
         group = run.q_count // run.kv_count
@@ -72,20 +71,20 @@ def tensors(num_q, num_k, heads, dim, dtype, seed=0):
 def run_forward(kernel, works, q, kv, scale=SCALE):
     """Fold several works into one fresh accumulator."""
     acc = accumulator_dtype(q.dtype)
-    o, lse = torch.empty(q.shape, dtype=acc), torch.empty(q.shape[:2], dtype=acc)
+    o, lse = (torch.empty(shape, dtype=acc, device=q.device) for shape in (q.shape, q.shape[:2]))
     reset(o, lse)
     for work in works:
-        kernel.attend(kernel.prepare(work, "cpu"), q, kv, o, lse, scale)
+        kernel.attend(kernel.prepare(work, q.device), q, kv, o, lse, scale)
     return o, lse
 
 
 def run_backward(kernel, works, q, kv, do, o, lse, scale=SCALE):
     """Add the gradients of several works, given the global o and lse."""
     acc = accumulator_dtype(q.dtype)
-    dq, dkv = torch.zeros(q.shape, dtype=acc), torch.zeros(kv.shape, dtype=acc)
+    dq, dkv = (torch.zeros(x.shape, dtype=acc, device=q.device) for x in (q, kv))
     delta = row_delta(do, o)
     for work in works:
-        kernel.attend_grad(kernel.prepare(work, "cpu"), q, kv, do, lse, delta, dq, dkv, scale)
+        kernel.attend_grad(kernel.prepare(work, q.device), q, kv, do, lse, delta, dq, dkv, scale)
     return dq, dkv
 
 
@@ -93,6 +92,36 @@ def relative_rmse(value, truth) -> float:
     """RMSE over the root mean square of the truth."""
     value, truth = value.double(), truth.double()
     return float((value - truth).square().mean().sqrt() / truth.square().mean().sqrt().clamp_min(1e-30))
+
+
+# Forward and backward bounds on the relative RMSE.
+BOUNDS = {
+    torch.float64: (1e-12, 1e-11),
+    torch.float32: (2e-6, 5e-6),
+    torch.bfloat16: (8e-3, 2e-2),
+    torch.float16: (1e-3, 3e-3),
+}
+
+
+def check_kernel(kernel, table, num_q, num_k, heads, dtype, *, dim=8, seed=0, works=None, device="cpu"):
+    """Forward and backward of (possibly split) work against the oracle, with the kernel's own global lse."""
+    inputs = tensors(num_q, num_k, heads, dim, dtype, seed)
+    works = [Work(table, heads)] if works is None else works
+    want_o, want_lse, want_dq, want_dkv = oracle(table, heads, *inputs)
+    q, kv, do = (x.to(device) for x in inputs)
+    o, lse = run_forward(kernel, works, q, kv)
+    dq, dkv = run_backward(kernel, works, q, kv, do, o, lse)
+    o, lse, dq, dkv = (x.cpu() for x in (o, lse, dq, dkv))
+    forward, backward = BOUNDS[dtype]
+    blind = torch.isneginf(want_lse)
+    assert torch.equal(torch.isneginf(lse), blind)
+    assert not o[blind].any() and not dq[blind].any()
+    assert relative_rmse(o, want_o) <= forward
+    assert torch.allclose(lse[~blind].double(), want_lse[~blind], rtol=forward, atol=forward)
+    # Small sizes can have gradients that cancel to nearly nothing: compare with the larger of the two.
+    size = max(float(want_dq.square().mean().sqrt()), float(want_dkv.square().mean().sqrt()))
+    assert float((dq.double() - want_dq).square().mean().sqrt()) <= backward * size + 1e-300
+    assert float((dkv.double() - want_dkv).square().mean().sqrt()) <= backward * size + 1e-300
 
 
 @st.composite
@@ -110,3 +139,8 @@ def slice_tables(draw, max_rows=40, max_slices=5):
                 rows.append((q0, q1, k0, k1, -sl.UNBOUNDED if lo is None else lo, sl.UNBOUNDED if hi is None else hi))
     table = sl.canonical(sl.slices(rows))
     return table[draw(st.permutations(range(len(table))))] if len(table) else table, num_q, num_k
+
+
+def make_table(rows) -> np.ndarray:
+    """Make canonical slices from (q0, q1, k0, k1[, lo[, hi]])."""
+    return sl.canonical(sl.slices(sl.Slice(*row) for row in rows))
