@@ -1,0 +1,140 @@
+"""Load: what a data-parallel rank trains on, step by step, and what it is evaluated on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hsap.data.batch import MicroBatch, build_micro_batch, count_targets, count_tokens, doc_ids_hash, padding_share
+from hsap.data.pack import WINDOW, Pack, PackStream, check_dealing, check_packing, deal, epoch_packs
+from hsap.data.prefetch import Prefetch
+from hsap.data.store import DocumentStore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """One step: this data-parallel rank's micro-batches, and figures of the whole step, equal on all ranks.
+
+    step: from 1. epoch: from 0, that of the step's first pack. global_num_targets: over all packs of the step, the
+    denominator of the loss; may be 0. doc_ids_hash, num_tokens, padding_share: over all packs of the step.
+    cursor: fits JSON; a loader given it goes on with the next step.
+    """
+
+    step: int
+    epoch: int
+    micro_batches: tuple[MicroBatch, ...]
+    global_num_targets: int
+    doc_ids_hash: str
+    num_tokens: int
+    padding_share: float
+    cursor: dict[str, int | str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvalBatches:
+    """The held-out data once: this data-parallel rank's micro-batches, and figures over all ranks, equal on all.
+
+    Every rank has the same number of micro-batches; where packs don't divide, the last are empty. padding_share counts
+    those empty packs.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    global_num_targets: int
+    doc_ids_hash: str
+    num_tokens: int
+    padding_share: float
+
+
+class StepLoader:
+    """The steps of a run for one data-parallel rank, endless, prepared `lookahead` steps ahead on a background thread.
+
+    packs_per_step must be a multiple of dp_size × micro_packs; the quotient is the number of micro-batches in a step
+    (gradient accumulation). What a step holds depends on store, seed, policy, pack_tokens and packs_per_step alone.
+    To resume, give `cursor` (that of the last step done; cheap) or `start_step` (the first step to give).
+    An exception of the thread comes out of `next`. Use it as a context manager, or call `close`.
+    Errors (ValueError): settings that don't fit; another run's cursor.
+    """
+
+    def __init__(
+        self,
+        store: DocumentStore,
+        *,
+        pack_tokens: int,
+        packs_per_step: int,
+        micro_packs: int = 1,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        seed: int = 0,
+        policy: str = "best_fit",
+        window: int = WINDOW,
+        lookahead: int = 2,
+        start_step: int = 1,
+        cursor: dict[str, int | str] | None = None,
+    ) -> None:
+        check_dealing(packs_per_step, dp_size, micro_packs)
+        stream = PackStream(store.lengths, pack_tokens, packs_per_step, seed, policy, window)
+        if cursor is not None:
+            stream.load_state_dict(cursor)
+        elif start_step != 1:
+            stream.seek(start_step)
+        self._steps = Prefetch(_steps(store, stream, dp_rank, dp_size, micro_packs), lookahead)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        return self
+
+    def __next__(self) -> StepBatch:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """End the background thread."""
+        self._steps.close()
+
+    def __enter__(self) -> StepLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _steps(
+    store: DocumentStore, stream: PackStream, dp_rank: int, dp_size: int, micro_packs: int
+) -> Iterator[StepBatch]:
+    for step in stream:
+        hands = deal(step.packs, dp_rank, dp_size, micro_packs)
+        num_tokens = count_tokens(step.packs)
+        yield StepBatch(
+            step=step.step,
+            epoch=step.epoch,
+            micro_batches=tuple(build_micro_batch(store, hand, stream.pack_tokens) for hand in hands),
+            global_num_targets=count_targets(store, step.packs),
+            doc_ids_hash=doc_ids_hash(store, step.packs),
+            num_tokens=num_tokens,
+            padding_share=padding_share(num_tokens, len(step.packs), stream.pack_tokens),
+            cursor=stream.state_dict(),
+        )
+
+
+def eval_batches(
+    store: DocumentStore,
+    *,
+    pack_tokens: int,
+    micro_packs: int = 1,
+    dp_rank: int = 0,
+    dp_size: int = 1,
+    policy: str = "best_fit",
+    window: int = WINDOW,
+) -> EvalBatches:
+    """Prepare held-out data once: the same packs at every evaluation and for every seed and data-parallel size."""
+    check_packing(store.lengths, pack_tokens, policy, window)
+    packs = epoch_packs(store.lengths, pack_tokens, seed=0, epoch=0, policy=policy, window=window)
+    check_dealing(0, dp_size, micro_packs)
+    padded: list[Pack] = packs + [()] * (-len(packs) % (dp_size * micro_packs))
+    num_tokens = count_tokens(packs)
+    hands = deal(padded, dp_rank, dp_size, micro_packs)
+    return EvalBatches(
+        micro_batches=tuple(build_micro_batch(store, hand, pack_tokens) for hand in hands),
+        global_num_targets=count_targets(store, packs),
+        doc_ids_hash=doc_ids_hash(store, packs),
+        num_tokens=num_tokens,
+        padding_share=padding_share(num_tokens, len(padded), pack_tokens),
+    )

@@ -1,0 +1,171 @@
+"""Tokenise: from documents to token ids, by SentencePiece or by Hugging Face's `tokenizers`.
+
+BOS and EOS: by default every document gets BOS before its first token and EOS after its last one, each where the
+tokenizer has such a token; settings turn either off, or demand it. Within a document they are ordinary tokens: BOS
+predicts the first word, the last word predicts EOS, and EOS, being last, predicts nothing. A document that arrives as
+tokens is taken as it is. Text that spells a control token ("</s>") stays text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hsap.data.sources import Document
+
+BOS_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<|bos|>", "[BOS]")
+EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|eos|>", "[EOS]")
+
+
+class Tokenizer:
+    """Text to token ids and back; made by `load_tokenizer`.
+
+    vocab_size: one more than the largest id it can give. bos_id, eos_id: None where it has none.
+    prefix, suffix: the ids put before and after every document (the BOS and EOS policy), empty or of one id.
+    """
+
+    def __init__(self, backend, add_bos: bool | None, add_eos: bool | None, name: str) -> None:
+        self._backend = backend
+        self.name = name
+        self.vocab_size: int = backend.vocab_size
+        self.bos_id: int | None = backend.bos_id
+        self.eos_id: int | None = backend.eos_id
+        self.prefix = _border(self.bos_id, add_bos, "BOS", name)
+        self.suffix = _border(self.eos_id, add_eos, "EOS", name)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode text alone, without BOS and EOS: int32 [num_tokens]."""
+        return np.array(self._backend.encode(text), dtype=np.int32)
+
+    def encode_document(self, text: str) -> np.ndarray:
+        """Encode a whole document with BOS and EOS as the policy says: int32 [num_tokens]."""
+        return np.array([*self.prefix, *self._backend.encode(text), *self.suffix], dtype=np.int32)
+
+    def decode(self, tokens) -> str:
+        """Decode token ids to text; BOS and EOS give no text."""
+        return self._backend.decode([int(token) for token in tokens])
+
+
+def load_tokenizer(
+    path: str | Path,
+    add_bos: bool | None = None,
+    add_eos: bool | None = None,
+    bos: str | None = None,
+    eos: str | None = None,
+) -> Tokenizer:
+    """Load a tokenizer: Hugging Face's `tokenizer.json` (by its suffix .json), or a SentencePiece model.
+
+    path: the file, or a directory that holds tokenizer.json or tokenizer.model.
+    add_bos, add_eos: None adds the token where the tokenizer has one; True demands it; False leaves it out.
+    bos, eos: the pieces to use; by default the tokenizer's own, or the first of `BOS_NAMES`, `EOS_NAMES` it knows.
+    Errors (ValueError): a file that is missing or isn't a tokenizer; a piece it doesn't have.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), path)
+    if not path.is_file():
+        raise ValueError(
+            f"tokenizer {path} doesn't exist; set data.tokenizer to a Hugging Face tokenizer.json, a SentencePiece "
+            f".model, or a directory that holds one"
+        )
+    backend = (_HuggingFace if path.suffix == ".json" else _SentencePiece)(path, bos, eos)
+    return Tokenizer(backend, add_bos, add_eos, str(path))
+
+
+def tokenise(document: Document, tokenizer: Tokenizer) -> np.ndarray:
+    """Give the token ids of a document: int32 [num_tokens], by the BOS and EOS policy, or its own tokens as they are.
+
+    Errors (ValueError): an id outside the tokenizer's vocabulary, with file:line.
+    """
+    if document.tokens is None:
+        return tokenizer.encode_document(document.text)
+    check_token_ids(document.tokens, tokenizer.vocab_size, document.where)
+    return document.tokens.astype(np.int32)
+
+
+def check_token_ids(tokens: np.ndarray, vocab_size: int, where: str) -> None:
+    """Refuse token ids that a model with `vocab_size` entries can't embed: ValueError with the document's file:line."""
+    bad = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+    if len(bad):
+        raise ValueError(
+            f"{where}: token {int(bad[0])} of the document has id {int(tokens[bad[0]])}, outside the vocabulary of "
+            f"{vocab_size} entries (ids 0 to {vocab_size - 1}); use the tokenizer that the model was made for "
+            f"(data.tokenizer), or set the model's vocabulary size to the tokenizer's"
+        )
+
+
+def _border(token_id: int | None, wanted: bool | None, name: str, tokenizer: str) -> tuple[int, ...]:
+    if wanted and token_id is None:
+        raise ValueError(
+            f"tokenizer {tokenizer} has no {name} token; name its piece in data.{name.lower()}, or set "
+            f"data.add_{name.lower()}=false"
+        )
+    return (token_id,) if token_id is not None and wanted is not False else ()
+
+
+def _piece_id(lookup, name: str | None, usual: tuple[str, ...], setting: str, path: Path) -> int | None:
+    """Find a control token by the given name, or by the usual ones."""
+    if name is not None and lookup(name) is None:
+        raise ValueError(f"tokenizer {path} has no piece {name!r}; set data.{setting} to one that it has")
+    candidates = usual if name is None else (name,)
+    return next((lookup(piece) for piece in candidates if lookup(piece) is not None), None)
+
+
+class _HuggingFace:
+    """A tokenizer.json."""
+
+    def __init__(self, path: Path, bos: str | None, eos: str | None) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            self._tokenizer = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(
+                f"{path} is not a Hugging Face tokenizer.json ({error}); set data.tokenizer to one"
+            ) from error
+        # Files saved after use may carry these; a document is never cut or filled up by its tokenizer.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.bos_id = _piece_id(self._tokenizer.token_to_id, bos, BOS_NAMES, "bos", path)
+        self.eos_id = _piece_id(self._tokenizer.token_to_id, eos, EOS_NAMES, "eos", path)
+
+    def encode(self, text: str) -> list[int]:
+        # The file's own post-processor would add BOS by a policy of its own.
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class _SentencePiece:
+    """A SentencePiece model."""
+
+    def __init__(self, path: Path, bos: str | None, eos: str | None) -> None:
+        import sentencepiece
+
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(
+                f"{path} is not a SentencePiece model ({error}); set data.tokenizer to one, or to a tokenizer.json"
+            ) from error
+        self.vocab_size = self._model.get_piece_size()
+        own_bos, own_eos = self._model.bos_id(), self._model.eos_id()
+        named_bos = _piece_id(self._lookup, bos, BOS_NAMES, "bos", path)
+        named_eos = _piece_id(self._lookup, eos, EOS_NAMES, "eos", path)
+        self.bos_id = own_bos if bos is None and own_bos >= 0 else named_bos
+        self.eos_id = own_eos if eos is None and own_eos >= 0 else named_eos
+
+    def _lookup(self, piece: str) -> int | None:
+        # An unknown piece gets the id of <unk>, which is itself a legal answer for "<unk>".
+        token = self._model.piece_to_id(piece)
+        return token if self._model.id_to_piece(token) == piece else None
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text, out_type=int)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._model.decode(tokens)
