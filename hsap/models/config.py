@@ -38,8 +38,8 @@ class ModelConfig:
             _check_field(field.name, field.type, getattr(self, field.name))
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
-                f"model.num_kv_heads is {self.num_kv_heads}, which does not divide model.num_q_heads {self.num_q_heads}: "
-                "every KV head must serve the same number of query heads."
+                f"model.num_kv_heads is {self.num_kv_heads}, which does not divide model.num_q_heads "
+                f"{self.num_q_heads}: every KV head must serve the same number of query heads."
             )
         if self.head_dim % 2:
             raise ValueError(
@@ -67,7 +67,7 @@ class ModelConfig:
         if values.get("vocab_size") is None:
             if tokenizer_vocab_size is None:
                 raise ValueError(
-                    "model.vocab_size is null, which means the tokenizer's, but there is no tokenizer: set model.vocab_size."
+                    "model.vocab_size is null, which means the tokenizer's, but there is no tokenizer: set it."
                 )
             values["vocab_size"] = tokenizer_vocab_size
         missing = [
@@ -78,8 +78,8 @@ class ModelConfig:
         config = cls(**values)
         if tokenizer_vocab_size is not None and tokenizer_vocab_size > config.vocab_size:
             raise ValueError(
-                f"model.vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer_vocab_size} ids: choose the "
-                f"model's own tokenizer, or set model.vocab_size to {tokenizer_vocab_size} or more."
+                f"model.vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer_vocab_size} ids: choose "
+                f"the model's own tokenizer, or set model.vocab_size to {tokenizer_vocab_size} or more."
             )
         return config
 

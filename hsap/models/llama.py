@@ -116,7 +116,7 @@ class Layer(nn.Module):
         if o_THD.shape != q_THD.shape or o_THD.dtype != q_THD.dtype:
             raise ValueError(
                 f"attention in layer {self.layer_index} returned {o_THD.dtype} {tuple(o_THD.shape)} for queries of "
-                f"{q_THD.dtype} {tuple(q_THD.shape)}: it must return one row and head for each query, in the same dtype."
+                f"{q_THD.dtype} {tuple(q_THD.shape)}: it must return a row for each query, in the same dtype."
             )
         return self._part(self._after_attention, hidden_TC, o_THD)
 
@@ -162,8 +162,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """Llama decoder with its loss; parameters are uninitialised in our sense until `initialise` ran (`build_model`
-    does both)."""
+    """Llama decoder with its loss; `build_model` also draws the weights from a seed."""
 
     def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
         super().__init__()
@@ -187,7 +186,7 @@ class Llama(nn.Module):
         may be 0, everything, backward included, works and every parameter still gets a (zero) gradient. attention:
         see `Attention`; called once per layer, in order, on every rank. Returns a float32 scalar (float64 for
         float64); `per_token=True`: [T] losses without gradient; no targets: [T, vocab].
-        Errors: ValueError when the three don't have equal length.
+        Errors: ValueError where the three differ in length, or attention returns another shape than the queries'.
         """
         if tokens_T.dim() != 1 or positions_T.shape != tokens_T.shape:
             raise ValueError(

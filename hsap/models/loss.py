@@ -102,6 +102,6 @@ def _logit_gradient(log_probs_NV: Tensor, targets_N: Tensor) -> Tensor:
 def _check_rows(hidden_TC: Tensor, targets_T: Tensor) -> None:
     if targets_T.shape != hidden_TC.shape[:1]:
         raise ValueError(
-            f"targets have shape {tuple(targets_T.shape)} but there are {hidden_TC.shape[0]} rows of hidden states: give one target "
-            f"for each local token, {IGNORED_TARGET} where there is none."
+            f"targets have shape {tuple(targets_T.shape)} but there are {hidden_TC.shape[0]} rows of hidden states: "
+            f"give one target for each local token, {IGNORED_TARGET} where there is none."
         )
