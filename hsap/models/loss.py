@@ -15,9 +15,9 @@ def token_loss_sum(hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, chun
     """Sum of the cross-entropies of all rows that have a target, differentiable in hidden states and weight.
 
     hidden: [T, hidden_dim]; weight: [vocab, hidden_dim]; targets: int [T], -100 has no loss. Returns a float32 scalar
-    (float64 for float64). No more than [chunk_tokens, vocab] logits exist at a time. T may be 0, and there may be no
-    target: 0 with zero gradients, and both inputs stay in the graph. The caller divides by the number of targets of
-    all ranks.
+    (float64 for float64). Logits exist for chunk_tokens rows at a time (briefly twice: raw and normalised). T may be 0,
+    and there may be no target: 0 with zero gradients, and both inputs stay in the graph. The caller divides by the
+    number of targets of all ranks. From forward to backward the weight's gradient is held in float32 or wider.
     """
     _check_rows(hidden_TC, targets_T)
     with_grad = torch.is_grad_enabled() and (hidden_TC.requires_grad or weight_VC.requires_grad)
@@ -83,8 +83,7 @@ def _chunks(num_rows: int, chunk_tokens: int) -> list[slice]:
 
 
 def _chunk_losses(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    logits_NV = (hidden_NC @ weight_VC.t()).to(wide_dtype(hidden_NC.dtype))
-    log_probs_NV = logits_NV.sub_(logits_NV.logsumexp(dim=-1, keepdim=True))
+    log_probs_NV = torch.log_softmax(hidden_NC @ weight_VC.t(), dim=-1, dtype=wide_dtype(hidden_NC.dtype))
     ignored_N = targets_N == IGNORED_TARGET
     picked_N = log_probs_NV.gather(1, targets_N.masked_fill(ignored_N, 0).long()[:, None])[:, 0]
     return picked_N.neg().masked_fill(ignored_N, 0), log_probs_NV
