@@ -1,0 +1,147 @@
+"""The shape of a Llama-family decoder, checked, and what it costs in parameters and FLOPs."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHECKPOINTING = ("none", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Dimensions and numerics of one decoder; the keys of `configs/model/*.yaml` are these fields.
+
+    `checkpointing="full"` keeps, per layer, its input and what attention saved, and recomputes all the rest in
+    backward; attention itself is never recomputed. `loss_chunk_tokens` bounds the rows of logits that exist at one
+    time.
+    Errors: ValueError that names the field.
+    """
+
+    vocab_size: int
+    num_layers: int
+    hidden_dim: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+    tied_embeddings: bool = False
+    init_std: float = 0.02
+    checkpointing: str = "none"
+    loss_chunk_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_field(field.name, field.type, getattr(self, field.name))
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_kv_heads is {self.num_kv_heads}, which does not divide model.num_q_heads "
+                f"{self.num_q_heads}: every KV head must serve the same number of query heads."
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"model.head_dim is {self.head_dim}, but rotary embedding turns pairs: give an even number."
+            )
+        if self.checkpointing not in CHECKPOINTING:
+            raise ValueError(
+                f"model.checkpointing is {self.checkpointing!r}; the choices are {', '.join(CHECKPOINTING)}."
+            )
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], tokenizer_vocab_size: int | None = None) -> "ModelConfig":
+        """Make a config from plain keys, as read from YAML; a null `vocab_size` is taken from the tokenizer.
+
+        Errors: ValueError for an unknown or missing key, for a null `vocab_size` without a tokenizer, and for a
+        tokenizer that has more ids than the model has embeddings.
+        """
+        values = dict(mapping)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in fields:
+                near = difflib.get_close_matches(key, fields, n=1)
+                hint = f" Did you mean {near[0]}?" if near else f" The keys are {', '.join(fields)}."
+                raise ValueError(f"model.{key} is not a field of a model.{hint}")
+        if values.get("vocab_size") is None:
+            if tokenizer_vocab_size is None:
+                raise ValueError(
+                    "model.vocab_size is null, which means the tokenizer's, but there is no tokenizer: set it."
+                )
+            values["vocab_size"] = tokenizer_vocab_size
+        missing = [
+            name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values
+        ]
+        if missing:
+            raise ValueError(f"model.{missing[0]} is missing: a model needs {', '.join(missing)} as well.")
+        config = cls(**values)
+        if tokenizer_vocab_size is not None and tokenizer_vocab_size > config.vocab_size:
+            raise ValueError(
+                f"model.vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer_vocab_size} ids: choose "
+                f"the model's own tokenizer, or set model.vocab_size to {tokenizer_vocab_size} or more."
+            )
+        return config
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all query heads together; it need not equal hidden_dim."""
+        return self.num_q_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def layer_matmul_params(self) -> int:
+        """Weights of one layer that take part in matrix products."""
+        return self.hidden_dim * (2 * self.q_dim + 2 * self.kv_dim + 3 * self.ffn_dim)
+
+    @property
+    def num_params(self) -> int:
+        """Trainable parameters; tied embeddings are counted once."""
+        embeddings = self.vocab_size * self.hidden_dim * (1 if self.tied_embeddings else 2)
+        layers = self.num_layers * (self.layer_matmul_params + 2 * self.hidden_dim)
+        return embeddings + layers + self.hidden_dim
+
+    @property
+    def flops_per_token(self) -> int:
+        """Model FLOPs of one token, forward and backward, without attention: 6 per weight in a matrix product.
+
+        The lm head counts (tied or not), the embedding look-up doesn't; recomputation under checkpointing is not
+        model FLOPs.
+        """
+        return 6 * (self.num_layers * self.layer_matmul_params + self.vocab_size * self.hidden_dim)
+
+    def attention_forward_flops(self, area: int) -> int:
+        """FLOPs of one layer's attention forward over `area` visible (q, k) pairs: QK and PV, 2·head_dim each, per
+        query head."""
+        return 4 * area * self.num_q_heads * self.head_dim
+
+    def attention_backward_flops(self, area: int) -> int:
+        """FLOPs of one layer's attention backward: five products where the forward has two (FlashAttention-2's count,
+        2.5 ×)."""
+        return 10 * area * self.num_q_heads * self.head_dim
+
+    def train_flops(self, num_tokens: int, area: int) -> int:
+        """Model FLOPs of a forward and backward over `num_tokens`, where every layer's mask shows `area` (q, k)
+        pairs."""
+        attention = self.attention_forward_flops(area) + self.attention_backward_flops(area)
+        return num_tokens * self.flops_per_token + self.num_layers * attention
+
+
+def _check_field(name: str, kind: Any, value: Any) -> None:
+    if kind is bool:
+        good, need = isinstance(value, bool), "true or false"
+    elif kind is str:
+        good, need = isinstance(value, str), "a word"
+    elif kind is int:
+        good, need = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive whole number"
+    else:
+        good, need = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"),
+            ("a positive number (in YAML write 1.0e-5, not 1e-5, which is a word)"),
+        )
+    if not good:
+        raise ValueError(f"model.{name} is {value!r}; it must be {need}.")

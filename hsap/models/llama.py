@@ -1,0 +1,229 @@
+"""Llama-family decoder over the local rows of a packed sequence; attention is handed in at call time.
+
+Nothing here knows of documents' borders, masks or other ranks: all that lives in the attention callable. Parameter
+names are those of Hugging Face's Llama. Every parameter is used by the forward of the module that owns it, so ZeRO-3
+can gather it by hooks, and each module is called the same number of times whatever the number of local rows, so ranks
+issue the same collectives.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hsap.models.config import ModelConfig
+from hsap.models.loss import token_loss_sum, token_losses, wide_dtype
+
+# attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows.
+Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+Rope = tuple[Tensor, Tensor]
+
+
+def rope_tables(positions_T: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Rope:
+    """Cosine and sine of every position's angles, each [T, 1, head_dim / 2].
+
+    Angles are float64: in float32, positions near a million are already wrong by hundredths of a radian. The
+    frequencies are made here and not kept in a buffer, because `module.bfloat16()`, which DeepSpeed calls, would
+    round it. Rotation happens in float32 (float64 for float64), so that is the dtype of the tables.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions_T.device) / head_dim
+    angles_TD = positions_T.to(torch.float64)[:, None] * base**-exponents
+    wide = wide_dtype(dtype)
+    return angles_TD.cos().to(wide)[:, None, :], angles_TD.sin().to(wide)[:, None, :]
+
+
+def rotate(x_THD: Tensor, rope: Rope) -> Tensor:
+    """Turn dimension i together with i + head_dim / 2, as Hugging Face's Llama does."""
+    cos, sin = rope
+    first, second = x_THD.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_THD.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32 or wider, rounded once."""
+
+    def __init__(self, dim: int, eps: float, device=None, dtype=None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        wide_TC = x_TC.to(wide_dtype(x_TC.dtype))
+        scale_T1 = torch.rsqrt(wide_TC.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (wide_TC * scale_T1 * self.weight).to(x_TC.dtype)
+
+
+class SelfAttention(nn.Module):
+    """The projections on both sides of attention; attention itself is between `project` and `merge_heads`."""
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+        super().__init__()
+        self.config = config
+        options = {"bias": False, "device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(config.hidden_dim, config.q_dim, **options)
+        self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, **options)
+        self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, **options)
+        self.o_proj = nn.Linear(config.q_dim, config.hidden_dim, **options)
+
+    def project(self, x_TC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        num_rows, head_dim = x_TC.shape[0], self.config.head_dim
+        q_THD = self.q_proj(x_TC).view(num_rows, self.config.num_q_heads, head_dim)
+        k_THD = self.k_proj(x_TC).view(num_rows, self.config.num_kv_heads, head_dim)
+        v_THD = self.v_proj(x_TC).view(num_rows, self.config.num_kv_heads, head_dim)
+        return rotate(q_THD, rope), rotate(k_THD, rope), v_THD
+
+    def merge_heads(self, o_THD: Tensor) -> Tensor:
+        return self.o_proj(o_THD.reshape(o_THD.shape[0], self.config.q_dim))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+        super().__init__()
+        options = {"bias": False, "device": device, "dtype": dtype}
+        self.gate_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
+        self.up_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
+        self.down_proj = nn.Linear(config.ffn_dim, config.hidden_dim, **options)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_TC)) * self.up_proj(x_TC))
+
+
+class Layer(nn.Module):
+    """One decoder layer in three parts: before attention, attention, after attention.
+
+    With checkpointing the outer parts are each recomputed in backward and attention is not: its output is kept, which
+    is cheap beside its work and its communication (DistFlashAttn, §3.3: rematerialisation-aware checkpointing).
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, device=None, dtype=None) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.recompute = config.checkpointing == "full"
+        self.input_layernorm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
+        self.self_attn = SelfAttention(config, device, dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
+        self.mlp = SwiGLU(config, device, dtype)
+
+    def forward(self, hidden_TC: Tensor, rope: Rope, attention: Attention) -> Tensor:
+        q_THD, k_THD, v_THD = self._part(self._before_attention, hidden_TC, rope)
+        o_THD = attention(q_THD, k_THD, v_THD, self.layer_index)
+        if o_THD.shape != q_THD.shape or o_THD.dtype != q_THD.dtype:
+            raise ValueError(
+                f"attention in layer {self.layer_index} returned {o_THD.dtype} {tuple(o_THD.shape)} for queries of "
+                f"{q_THD.dtype} {tuple(q_THD.shape)}: it must return a row for each query, in the same dtype."
+            )
+        return self._part(self._after_attention, hidden_TC, o_THD)
+
+    def _part(self, part: Callable, *inputs):
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return part(*inputs)
+
+    def _before_attention(self, hidden_TC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        return self.self_attn.project(self.input_layernorm(hidden_TC), rope)
+
+    def _after_attention(self, hidden_TC: Tensor, o_THD: Tensor) -> Tensor:
+        hidden_TC = hidden_TC + self.self_attn.merge_heads(o_THD)
+        return hidden_TC + self.mlp(self.post_attention_layernorm(hidden_TC))
+
+
+class Head(nn.Linear):
+    """The lm head and the loss in one module, so that its weight is used, and gathered, by its own forward."""
+
+    def forward(self, hidden_TC: Tensor, targets_T: Tensor | None, per_token: bool, chunk_tokens: int) -> Tensor:
+        if targets_T is None:
+            return super().forward(hidden_TC)
+        loss = token_losses if per_token else token_loss_sum
+        return loss(hidden_TC, self.weight, targets_T, chunk_tokens)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: everything that Hugging Face names `model.…`."""
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(config, index, device, dtype) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        hidden_TC = self.embed_tokens(tokens_T)
+        rope = rope_tables(positions_T, self.config.head_dim, self.config.rope_base, hidden_TC.dtype)
+        for layer in self.layers:
+            hidden_TC = layer(hidden_TC, rope, attention)
+        return self.norm(hidden_TC)
+
+
+class Llama(nn.Module):
+    """Llama decoder with its loss; `build_model` also draws the weights from a seed."""
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, device, dtype)
+        self.lm_head = Head(config.hidden_dim, config.vocab_size, bias=False, device=device, dtype=dtype)
+        if config.tied_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attention: Attention,
+        targets_T: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Tensor:
+        """Sum of token losses over this rank's local rows, or the logits where no targets are given.
+
+        tokens, positions, targets: int [T], local rows; positions restart per document; target -100 has no loss. T
+        may be 0, everything, backward included, works and every parameter still gets a (zero) gradient. attention:
+        see `Attention`; called once per layer, in order, on every rank. Returns a float32 scalar (float64 for
+        float64); `per_token=True`: [T] losses without gradient; no targets: [T, vocab].
+        Errors: ValueError where the three differ in length, or attention returns another shape than the queries'.
+        """
+        if tokens_T.dim() != 1 or positions_T.shape != tokens_T.shape:
+            raise ValueError(
+                f"tokens have shape {tuple(tokens_T.shape)} and positions {tuple(positions_T.shape)}: both must be "
+                "one-dimensional and equally long, this rank's rows of the packed sequence."
+            )
+        hidden_TC = self.model(tokens_T, positions_T, attention)
+        return self.lm_head(hidden_TC, targets_T, per_token, self.config.loss_chunk_tokens)
+
+
+@torch.no_grad()
+def initialise(
+    model: Llama,
+    seed: int,
+    gathered: Callable[[nn.Parameter], AbstractContextManager] = lambda parameter: nullcontext(),
+) -> None:
+    """Draw every parameter from its own generator, seeded by `seed` and the parameter's name.
+
+    Normal(0, init_std); the two projections that write to the residual stream (o_proj, down_proj) get init_std /
+    sqrt(2 · num_layers) (GPT-2's rule: the stream's variance then doesn't grow with depth); norms are 1. Drawn in
+    float32 on the CPU and then rounded, so the result depends on neither device, dtype, world size nor the order of
+    modules. Partitioned parameters: `gathered=lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0)`.
+    """
+    residual_std = model.config.init_std / (2 * model.config.num_layers) ** 0.5
+    for name, parameter in model.named_parameters():
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        with gathered(parameter):
+            if name.endswith("norm.weight"):
+                parameter.fill_(1)
+                continue
+            std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else model.config.init_std
+            parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+
+
+def build_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device=None) -> Llama:
+    """Make a decoder with weights that depend on the config and the seed alone."""
+    model = Llama(config, device=device, dtype=dtype)
+    initialise(model, seed)
+    return model
