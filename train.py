@@ -1,7 +1,7 @@
-"""Pretrain a language model on packed sequences: `deepspeed train.py +topology=4x2`; torchrun and plain python work as well.
+"""Pretrain a language model on packed sequences: `deepspeed train.py +topology=4x2`; torchrun and python work as well.
 
-The configuration lies in configs/; `python train.py --cfg job` prints it. hsap.train.launch puts it together and starts or joins
-the ranks; hsap.train.run is the loop.
+The configuration lies in configs/; `python train.py --cfg job` prints it. hsap.train.launch puts it together and starts
+or joins the ranks; hsap.train.run is the loop.
 """
 
 from pathlib import Path

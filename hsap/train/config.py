@@ -194,9 +194,8 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
     top = {"model", "planner", *_GROUPS} | {f.name for f in fields(_PlainKeys)}
-    plain = _read(
-        _PlainKeys, "", {key: v for key, v in values.items() if key not in (*_GROUPS, "model", "planner")}, top
-    )
+    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, "model", "planner")}
+    plain = _read(_PlainKeys, "", plain_values, top)
     groups = {name: _read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     inter_sp, intra_sp = parse_topology(topology)
@@ -207,9 +206,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     if backend == "nccl" and device == "cpu":
         raise ValueError("engine.backend=nccl needs engine.device=cuda; with engine.device=cpu use gloo or null.")
     if plain.resume and plain.out is None:
-        raise ValueError(
-            "resume=true needs out=DIR: the directory of the run whose newest checkpoint is to be resumed."
-        )
+        raise ValueError("resume=true needs out=DIR, the directory of the run whose checkpoint is to be resumed.")
     groups["engine"] = EngineConfig(engine.zero_stage, engine.dtype, device, backend)
     return TrainConfig(
         **groups,
@@ -231,9 +228,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 def _section(values: Mapping[str, object], name: str) -> Mapping[str, object]:
     section = values.get(name)
     if not isinstance(section, Mapping):
-        raise ValueError(
-            f"{name}={section}: expected a group of keys; choose a file of configs/{name}/ or set {name}.KEY."
-        )
+        raise ValueError(f"{name}={section}: expected a group of keys; choose a file of configs/{name}/.")
     return section
 
 
@@ -279,6 +274,7 @@ def _accumulation(train: LoopConfig, dp: int) -> int:
     micro = [m for m in range(1, packs // dp + 1) if packs % (dp * m) == 0]
     other = f", or with train.packs_per_step={packs} train.micro_packs={' or '.join(map(str, micro))}" if micro else ""
     raise ValueError(
-        f"train.packs_per_step={packs} doesn't divide over dp={dp} SP groups holding train.micro_packs={train.micro_packs} "
-        f"packs each: it must be a multiple of {share}. Nearest that fit: {' or '.join(map(str, near))}{other}."
+        f"train.packs_per_step={packs} doesn't divide over dp={dp} SP groups holding "
+        f"train.micro_packs={train.micro_packs} packs each: it must be a multiple of {share}. "
+        f"Nearest that fit: {' or '.join(map(str, near))}{other}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -19,8 +20,9 @@ from hsap.train.overrides import rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.sweep import Job, exit_code, table
 
-# A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the launcher
-# then ends the rest. Before training all ranks decide from the same values, so it is certain to; during training it isn't.
+# A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
+# launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
+# training it isn't.
 _PATIENCE_BEFORE_S = 60.0
 _PATIENCE_DURING_S = 3.0
 
@@ -108,8 +110,8 @@ def _leaves_sweep_to_another() -> bool:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", world_size)))
     if world_size != local:
         raise ValueError(
-            f"--multirun starts the ranks of its jobs on one machine, but was itself started as {world_size} ranks over several; "
-            f"start it with plain python on one node, or start each topology by itself."
+            f"--multirun starts the ranks of its jobs on one machine, but was itself started as {world_size} ranks "
+            f"over several; start it with plain python on one node, or start each topology by itself."
         )
     return os.environ.get("RANK", "0") != "0"
 
@@ -148,10 +150,11 @@ def _agreed_out(out: str, rank: int, world_size: int) -> Iterator[str]:
 def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
     """Say what went wrong, once for all ranks, and end this process with exit code 1.
 
-    Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1, is a
-    traceback. os._exit, because threads and process groups that wait for other ranks must not keep a failed rank alive.
+    Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1,
+    is a traceback. A rank that only saw its peer vanish waits as well: the peer, or the launcher, knows the reason.
+    os._exit, because threads and process groups that wait for other ranks must not keep a failed rank alive.
     """
-    if rank != 0:
+    if rank != 0 or _is_echo(error):
         time.sleep(patience_s)
     if _is_message(error) and os.environ.get(flags.TRACEBACK) != "1":
         text = f"{_paragraph(error)} ({flags.TRACEBACK}=1 shows the traceback.)"
@@ -175,8 +178,15 @@ def _is_message(error: Exception) -> bool:
     return isinstance(error, (ValueError, FileNotFoundError)) and raised_in.split(".")[0] == "hsap"
 
 
+def _is_echo(error: Exception) -> bool:
+    return (
+        isinstance(error, RuntimeError) and re.search(r"Connection (closed|reset)|Broken pipe", str(error)) is not None
+    )
+
+
 def _paragraph(error: Exception) -> str:
-    return " ".join(str(error).split())
+    # Hydra ends its message on an unknown choice with a list of places that helps nobody who mistyped a name.
+    return " ".join(str(error).split("Config search path:")[0].split())
 
 
 def _tell_agent(text: str) -> None:

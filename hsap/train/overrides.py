@@ -11,10 +11,12 @@ _MULTIRUN = ("-m", "--multirun")
 def rewrite(arguments: Sequence[str]) -> list[str]:
     """Make the arguments fit for Hydra: pure, and the same for an argument already rewritten.
 
-    `--local_rank=N` and `--local-rank N`, which launchers insert, go. `topology=`, `+topology=` become `++topology=`, so
-    that the key may be set over an experiment that sets it, or swept. `planner=NAME` becomes `++planner.name=NAME`,
-    because planners are a table in code and need no file each; `planner.OPTION=V` may be a key that no file lists.
-    `--multirun` goes first, because Hydra's parser wants all overrides in one piece.
+    `--local_rank=N` and `--local-rank N`, which launchers insert, go. `topology=`, `+topology=` become `++topology=`,
+    so that the key may be set over an experiment that sets it, or swept. `planner=NAME` becomes `++planner.name=NAME`,
+    because planners are a table in code and need no file each. Every other dotted key becomes `++KEY=` too: planners
+    have options that no file lists, and for a misspelt key the check that follows knows a better answer than Hydra.
+    `+experiment=` loses its plus, because the group already has a default, none.
+    Flags in one piece go first, because Hydra's parser wants all overrides side by side.
     """
     kept: list[str] = []
     skip_value = False
@@ -25,7 +27,7 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
             skip_value = True
         elif not re.match(r"--local[_-]rank=", argument):
             kept.append(_rewrite_override(argument))
-    return sorted(kept, key=lambda argument: argument not in _MULTIRUN)
+    return sorted(kept, key=lambda argument: not (argument in _MULTIRUN or re.match(r"--[\w-]+=", argument)))
 
 
 def wants_multirun(arguments: Sequence[str]) -> bool:
@@ -34,7 +36,9 @@ def wants_multirun(arguments: Sequence[str]) -> bool:
 
 
 def _rewrite_override(argument: str) -> str:
-    match = re.match(r"\+{0,2}(topology|planner(?:\.[^=]+)?)=(.*)", argument, re.DOTALL)
+    if re.match(r"\++experiment=", argument):
+        return argument.lstrip("+")
+    match = re.match(r"\+{0,2}(topology|planner|(?!hydra\.)\w+(?:\.\w+)+)=(.*)", argument, re.DOTALL)
     if match is None:
         return argument
     key = "planner.name" if match[1] == "planner" else match[1]

@@ -34,8 +34,8 @@ _RANK_VARIABLES = (
 class Surroundings:
     """What a process finds when it starts.
 
-    accelerators: those that this process sees. untold_ranks: how many ranks DeepSpeed's launcher starts when the user names no
-    number, 0 under other launchers. started: HSAP itself started this rank.
+    accelerators: those that this process sees. untold_ranks: how many ranks DeepSpeed's launcher starts when the user
+    names no number, 0 under other launchers. started: HSAP itself started this rank.
     """
 
     rank: int = 0
@@ -100,21 +100,19 @@ def _numa_nodes() -> int:
 def decide(topology: str | None, device: str | None, around: Surroundings) -> Train | Start | Leave:
     """Choose between training here, starting ranks and leaving that to rank 0.
 
-    topology, device: as configured, None where left open. ValueError where neither the ranks that were started nor those that
-    could be started fit the topology; it says what would.
+    topology, device: as configured, None where left open. ValueError where neither the ranks that were started nor
+    those that could be started fit the topology; it says what would.
     """
     if device == "cuda" and around.accelerators == 0:
-        raise ValueError(
-            "engine.device=cuda, but no CUDA device is visible here; use engine.device=cpu, or leave it out."
-        )
+        raise ValueError("engine.device=cuda, but no CUDA device is visible here; use engine.device=cpu or null.")
     device = device or ("cuda" if around.accelerators else "cpu")
     inter_sp, intra_sp = parse_topology(topology or f"{around.world_size}x1")
     needed = inter_sp * intra_sp
     if around.world_size % needed == 0:
         if device == "cuda" and around.local_world_size > around.accelerators:
             raise ValueError(
-                f"{around.local_world_size} ranks were started on a machine with {around.accelerators} accelerators; start at "
-                f"most {around.accelerators} here, or set engine.device=cpu to run the ranks on the CPU."
+                f"{around.local_world_size} ranks were started on a machine with {around.accelerators} accelerators; "
+                f"start at most {around.accelerators} here, or set engine.device=cpu to run the ranks on the CPU."
             )
         return Train(device, around.world_size)
     # One rank, or as many as DeepSpeed's launcher starts untold, is no choice of the user's: it may be replaced.
@@ -126,17 +124,17 @@ def decide(topology: str | None, device: str | None, around: Surroundings) -> Tr
     if around.world_size == 1 and needed <= around.accelerators:
         return Start(device, needed)
     raise ValueError(
-        f"topology={topology} needs {needed} ranks, but {around.accelerators} accelerators are visible here. Choose one of "
-        f"{_topologies(around.accelerators)}, start {needed} ranks over more nodes (launch/ has scripts), or set "
+        f"topology={topology} needs {needed} ranks, but {around.accelerators} accelerators are visible here. Choose "
+        f"one of {_topologies(around.accelerators)}, start {needed} ranks over more nodes (launch/ has scripts), or set "
         f"engine.device=cpu to run all ranks on the CPU."
     )
 
 
 def _misfit(topology: str | None, needed: int, world_size: int) -> str:
     return (
-        f"WORLD_SIZE={world_size} doesn't fit topology={topology}, whose SP group takes {needed} ranks: the number of ranks must be "
-        f"a multiple of {needed} ({needed}, {2 * needed}, {3 * needed}, …). With {world_size} ranks these fit: "
-        f"{_topologies(world_size)}, and with fewer ranks in a group, dp > 1: every NxM whose product divides {world_size}."
+        f"WORLD_SIZE={world_size} doesn't fit topology={topology}, whose SP group takes {needed} ranks: the number of "
+        f"ranks must be a multiple of {needed} ({needed}, {2 * needed}, {3 * needed}, …). With {world_size} ranks "
+        f"these fit: {_topologies(world_size)}; and, as several SP groups, all NxM whose product divides {world_size}."
     )
 
 
@@ -166,9 +164,10 @@ def alone_environment() -> dict[str, str]:
 
 
 def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> int:
-    """Run `script` as ranks of this machine under torch's elastic agent; return the exit code of the rank that failed first, or 0.
+    """Run `script` as ranks of this machine under torch's elastic agent and wait for them.
 
-    The agent lives in this very process, so that its report, which repeats what the rank has said, can be left out.
+    Returns 0, or the exit code of the rank that failed first (128 + the signal, where one ended it). The agent lives in
+    this very process, so that its report, which repeats what the rank has said, can be left out.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run_agent
@@ -183,10 +182,11 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
     try:
         run_agent([*agent, script, *arguments])
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            print(f"train.py: rank {rank} was ended by signal {name}.", file=sys.stderr, flush=True)
-            return 128 - failure.exitcode
-        return failure.exitcode
+        # The agent ends the other ranks with SIGTERM, in the same second as often as not.
+        first = min(error.failures.values(), key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp))
+        if first.exitcode < 0:
+            name = signal.Signals(-first.exitcode).name
+            print(f"train.py: rank {first.local_rank} was ended by signal {name}.", file=sys.stderr, flush=True)
+            return 128 - first.exitcode
+        return first.exitcode
     return 0

@@ -1,7 +1,7 @@
 """Hydra launcher that runs each job of a sweep in fresh processes, one job after the other.
 
 Hydra finds it by its place, `hydra_plugins.*`, from a checkout and from an installed package; configs/config.yaml
-chooses it. (No postponed annotations here: Hydra runs a plugin before it is in sys.modules, where dataclass would look.)
+chooses it. No postponed annotations here: Hydra runs a plugin before it is in sys.modules, where dataclass would look.
 """
 
 import math

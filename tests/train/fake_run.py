@@ -1,4 +1,4 @@
-"""A training loop without training: says who it is, writes metrics, and fails where it is told to by planner options."""
+"""A training loop without training: writes metrics, says what it found, fails where planner options tell it to."""
 
 import json
 import os
