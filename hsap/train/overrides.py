@@ -16,18 +16,23 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     because planners are a table in code and need no file each. Every other dotted key becomes `++KEY=` too: planners
     have options that no file lists, and for a misspelt key the check that follows knows a better answer than Hydra.
     `+experiment=` loses its plus, because the group already has a default, none.
-    Flags in one piece go first, because Hydra's parser wants all overrides side by side.
+    Overrides go first, because Hydra's parser wants them side by side; flags and their values follow in their order.
     """
-    kept: list[str] = []
+    overrides: list[str] = []
+    rest: list[str] = []
     skip_value = False
     for argument in arguments:
         if skip_value:
             skip_value = False
         elif re.fullmatch(r"--local[_-]rank", argument):
             skip_value = True
-        elif not re.match(r"--local[_-]rank=", argument):
-            kept.append(_rewrite_override(argument))
-    return sorted(kept, key=lambda argument: not (argument in _MULTIRUN or re.match(r"--[\w-]+=", argument)))
+        elif re.match(r"--local[_-]rank=", argument):
+            continue
+        elif re.match(r"~|[^-].*=", argument, re.DOTALL):
+            overrides.append(_rewrite_override(argument))
+        else:
+            rest.append(argument)
+    return overrides + rest
 
 
 def wants_multirun(arguments: Sequence[str]) -> bool:

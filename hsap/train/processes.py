@@ -125,8 +125,8 @@ def decide(topology: str | None, device: str | None, around: Surroundings) -> Tr
         return Start(device, needed)
     raise ValueError(
         f"topology={topology} needs {needed} ranks, but {around.accelerators} accelerators are visible here. Choose "
-        f"one of {_topologies(around.accelerators)}, start {needed} ranks over more nodes (launch/ has scripts), or set "
-        f"engine.device=cpu to run all ranks on the CPU."
+        f"one of {_topologies(around.accelerators)}, start {needed} ranks over more nodes (launch/ has scripts), or "
+        f"set engine.device=cpu to run all ranks on the CPU."
     )
 
 

@@ -39,10 +39,19 @@ def test_what_launchers_insert_is_taken_out(flag):
     assert rewrite(["model=tiny", *flag]) == ["model=tiny"]
 
 
-def test_flags_between_overrides_go_first_and_order_is_kept():
-    written = ["model=tiny", "--multirun", "+topology=2x1", "--config-dir=mine", "out=a"]
-    assert rewrite(written) == ["--multirun", "--config-dir=mine", "model=tiny", "++topology=2x1", "out=a"]
-    assert rewrite(["--cfg", "job", "out=a"]) == ["--cfg", "job", "out=a"]
+def test_flags_between_overrides_go_last_with_their_values():
+    written = [
+        "model=tiny",
+        "--multirun",
+        "+topology=2x1",
+        "--config-dir=mine",
+        "~data.eval_path",
+        "--cfg",
+        "job",
+        "out=a",
+    ]
+    overrides = ["model=tiny", "++topology=2x1", "~data.eval_path", "out=a"]
+    assert rewrite(written) == [*overrides, "--multirun", "--config-dir=mine", "--cfg", "job"]
 
 
 @pytest.mark.parametrize("argument", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
