@@ -1,0 +1,280 @@
+"""The training configuration: frozen values, checked key by key against what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+Check = Callable[[object], bool]
+
+
+def _rule(allowed: str, check: Check, optional: bool = False):
+    """Describe a field: `check` accepts its value, `allowed` tells the user what is accepted; optional adds null."""
+    if optional:
+        return field(metadata={"allowed": f"{allowed}, or null", "check": lambda value: value is None or check(value)})
+    return field(metadata={"allowed": allowed, "check": check})
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _integer(least: int, optional: bool = False):
+    return _rule(f"a whole number of at least {least}", lambda v: _is_integer(v) and v >= least, optional)
+
+
+def _number(allowed: str, check: Check, optional: bool = False):
+    return _rule(allowed, lambda v: _is_number(v) and check(v), optional)
+
+
+def _choice(*names: object, optional: bool = False):
+    # `type` too, because True == 1: zero_stage=true is a mistake, not stage 1.
+    return _rule(
+        "one of " + ", ".join(map(str, names)), lambda v: any(type(v) is type(n) and v == n for n in names), optional
+    )
+
+
+def _text(allowed: str, optional: bool = False):
+    return _rule(allowed, lambda v: isinstance(v, str) and bool(v.strip()), optional)
+
+
+def _flag():
+    return _rule("true or false", lambda v: isinstance(v, bool))
+
+
+def _is_betas(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_number(b) and 0 <= b < 1 for b in value)
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfig:
+    """Where tokens come from and how they are packed."""
+
+    path: str = _text("a file or a directory")
+    eval_path: str | None = _text("a file or a directory", optional=True)
+    tokenizer: str = _text("the path of a tokenizer.json or of a SentencePiece .model")
+    pack_tokens: int = _integer(1)
+    packing: str = _choice("best_fit", "concat")
+    lookahead: int = _integer(0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """A planner by name, and options that only the planner can judge."""
+
+    name: str
+    options: Mapping[str, bool | int | float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The machines as the planner sees them."""
+
+    preset: str | None = _text("the name of a cluster preset", optional=True)
+    ranks_per_node: int | None = _integer(1, optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What DeepSpeed is told; device and backend are settled once the ranks are known, never null in a TrainConfig."""
+
+    zero_stage: int = _choice(0, 1, 2, 3)
+    dtype: str = _choice("fp32", "bf16")
+    device: str | None = _choice("cpu", "cuda", optional=True)
+    backend: str | None = _choice("gloo", "nccl", optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimConfig:
+    """AdamW, warm-up and cosine."""
+
+    lr: float = _number("a number above 0", lambda v: v > 0)
+    warmup_steps: int = _integer(0)
+    min_lr_ratio: float = _number("a number from 0 to 1", lambda v: 0 <= v <= 1)
+    weight_decay: float = _number("a number of at least 0", lambda v: v >= 0)
+    betas: tuple[float, float] = _rule("two numbers from 0 to below 1, like [0.9,0.95]", _is_betas)
+    eps: float = _number("a number above 0", lambda v: v > 0)
+    clip: float | None = _number("a number above 0", lambda v: v > 0, optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """Steps, and what happens every so many of them; 0 means never."""
+
+    steps: int = _integer(1)
+    seed: int = _integer(0)
+    packs_per_step: int = _integer(1)
+    micro_packs: int = _integer(1)
+    eval_every: int = _integer(0)
+    eval_packs: int | None = _integer(1, optional=True)
+    save_every: int = _integer(0)
+    keep: int = _integer(1)
+    log_every: int = _integer(1)
+    tensorboard: bool = _flag()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Everything that a run needs, complete and checked against the number of ranks.
+
+    topology: "4x2" is inter_sp=4, intra_sp=2. model: the composed model group as it is, for the model's own check.
+    dp: SP groups that share a step's packs; accumulation: micro-steps of a step. out: the run's directory.
+    """
+
+    data: DataConfig
+    planner: PlannerConfig
+    cluster: ClusterConfig
+    engine: EngineConfig
+    optim: OptimConfig
+    train: LoopConfig
+    model: Mapping[str, object]
+    topology: str
+    kernel: str
+    wire_dtype: str
+    arena_multiple: float
+    verify: bool
+    out: str
+    resume: bool
+    world_size: int
+    dp: int
+    accumulation: int
+
+    @property
+    def inter_sp(self) -> int:
+        return parse_topology(self.topology)[0]
+
+    @property
+    def intra_sp(self) -> int:
+        return parse_topology(self.topology)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainKeys:
+    """The keys of the configuration that stand in no group."""
+
+    topology: str | None = _text("NxM, like 4x2", optional=True)
+    kernel: str = _text("the name of a kernel, or auto")
+    wire_dtype: str | None = _choice("fp32", "bf16", optional=True)
+    arena_multiple: float = _number("a number above 0", lambda v: v > 0)
+    verify: bool = _flag()
+    out: str | None = _text("a directory", optional=True)
+    resume: bool = _flag()
+
+
+_GROUPS = {
+    "data": DataConfig,
+    "cluster": ClusterConfig,
+    "engine": EngineConfig,
+    "optim": OptimConfig,
+    "train": LoopConfig,
+}
+
+
+def parse_topology(text: object) -> tuple[int, int]:
+    """Read "4x2" as (inter_sp, intra_sp). ValueError where it isn't two whole numbers above 0 with an x between."""
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(
+            f"topology={text}: expected NxM with whole numbers N, M of at least 1, N = inter_sp and M = intra_sp: "
+            f"topology=4x2 gives 8 ranks, 4 in the outer layer times 2 in the inner one."
+        )
+    return int(match[1]), int(match[2])
+
+
+def train_config(values: Mapping[str, object], world_size: int, device: str, out: str) -> TrainConfig:
+    """Check the composed configuration against what is allowed and against the ranks that will run it.
+
+    values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
+    """
+    top = {"model", "planner", *_GROUPS} | {f.name for f in fields(_PlainKeys)}
+    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, "model", "planner")}
+    plain = _read(_PlainKeys, "", plain_values, top)
+    groups = {name: _read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
+    topology = plain.topology or f"{world_size}x1"
+    inter_sp, intra_sp = parse_topology(topology)
+    dp, rest = divmod(world_size, inter_sp * intra_sp)
+    assert dp >= 1 and rest == 0, "the launcher checks the world size first"
+    engine = groups["engine"]
+    backend = engine.backend or ("nccl" if device == "cuda" else "gloo")
+    if backend == "nccl" and device == "cpu":
+        raise ValueError("engine.backend=nccl needs engine.device=cuda; with engine.device=cpu use gloo or null.")
+    if plain.resume and plain.out is None:
+        raise ValueError("resume=true needs out=DIR, the directory of the run whose checkpoint is to be resumed.")
+    groups["engine"] = EngineConfig(engine.zero_stage, engine.dtype, device, backend)
+    return TrainConfig(
+        **groups,
+        planner=_planner(_section(values, "planner")),
+        model=_section(values, "model"),
+        topology=topology,
+        kernel=plain.kernel,
+        wire_dtype=plain.wire_dtype or engine.dtype,
+        arena_multiple=float(plain.arena_multiple),
+        verify=plain.verify,
+        out=out,
+        resume=plain.resume,
+        world_size=world_size,
+        dp=dp,
+        accumulation=_accumulation(groups["train"], dp),
+    )
+
+
+def _section(values: Mapping[str, object], name: str) -> Mapping[str, object]:
+    section = values.get(name)
+    if not isinstance(section, Mapping):
+        raise ValueError(f"{name}={section}: expected a group of keys; choose a file of configs/{name}/.")
+    return section
+
+
+def _planner(section: Mapping[str, object]) -> PlannerConfig:
+    name = section.get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"planner={name}: expected the name of a planner, like planner=sap.")
+    options = {key: value for key, value in section.items() if key != "name"}
+    for key, value in options.items():
+        if not (value is None or isinstance(value, (bool, int, float, str))):
+            raise ValueError(f"planner.{key}={value}: a planner's option is a number, a word, true, false or null.")
+    return PlannerConfig(name, options)
+
+
+def _read(kind: type, prefix: str, section: Mapping[str, object], known: set[str] | None = None):
+    """Build `kind` from a section of the configuration; `known` are the names offered when a key is unknown."""
+    rules = {f.name: f for f in fields(kind)}
+    for key in section:
+        if key not in rules:
+            known = known or set(rules)
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f" Did you mean {prefix}{close[0]}?" if close else ""
+            raise ValueError(f"{prefix}{key}: no such key; known ones are {', '.join(sorted(known))}.{hint}")
+    values = {}
+    for name, rule in rules.items():
+        if name not in section:
+            raise ValueError(f"{prefix}{name} is missing; set it to {rule.metadata['allowed']}.")
+        value = section[name]
+        if not rule.metadata["check"](value):
+            raise ValueError(f"{prefix}{name}={value}: expected {rule.metadata['allowed']}.")
+        # Whole numbers are welcome where a float is meant (lr=1), and YAML knows no tuples.
+        if rule.type.startswith("float") and value is not None:
+            value = float(value)
+        values[name] = tuple(map(float, value)) if isinstance(value, (list, tuple)) else value
+    return kind(**values)
+
+
+def _accumulation(train: LoopConfig, dp: int) -> int:
+    packs, share = train.packs_per_step, dp * train.micro_packs
+    if packs % share == 0:
+        return packs // share
+    near = sorted({max(packs // share, 1) * share, (packs // share + 1) * share})
+    micro = [m for m in range(1, packs // dp + 1) if packs % (dp * m) == 0]
+    other = f", or with train.packs_per_step={packs} train.micro_packs={' or '.join(map(str, micro))}" if micro else ""
+    raise ValueError(
+        f"train.packs_per_step={packs} doesn't divide over dp={dp} SP groups holding "
+        f"train.micro_packs={train.micro_packs} packs each: it must be a multiple of {share}. "
+        f"Nearest that fit: {' or '.join(map(str, near))}{other}."
+    )

@@ -1,0 +1,8 @@
+"""Every environment flag of HSAP: its name and what it means."""
+
+# Directory of this run, resolved once by the process that starts the ranks and inherited by them.
+OUT = "HSAP_OUT"
+# Set to 1 in ranks that HSAP itself started: such a rank never starts ranks again.
+STARTED = "HSAP_STARTED"
+# 1: print the full traceback of an error that would otherwise be one paragraph, and what torch's agent logs.
+TRACEBACK = "HSAP_TRACEBACK"

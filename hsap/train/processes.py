@@ -1,0 +1,192 @@
+"""Which processes a run needs, decided from what is there; and starting them on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hsap.train import flags
+from hsap.train.config import parse_topology
+
+# What launchers tell a rank about itself; ranks that we start must learn it from their own launcher alone.
+_RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "ROLE_WORLD_SIZE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a process finds when it starts.
+
+    accelerators: those that this process sees. untold_ranks: how many ranks DeepSpeed's launcher starts when the user
+    names no number, 0 under other launchers. started: HSAP itself started this rank.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    accelerators: int = 0
+    untold_ranks: int = 0
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train in this process, one of the ranks already there."""
+
+    device: str
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start `world_size` ranks on this machine and wait for them."""
+
+    device: str
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Nothing to do here: rank 0 starts the ranks."""
+
+    device: str
+    world_size: int
+
+
+def look_around(environment: Mapping[str, str]) -> Surroundings:
+    """Read the launcher's variables and count accelerators."""
+    import torch
+
+    def number(name: str, default: int) -> int:
+        return int(environment.get(name, default))
+
+    world_size = number("WORLD_SIZE", 1)
+    accelerators = torch.cuda.device_count()
+    by_deepspeed = "CROSS_SIZE" in environment and world_size > 1
+    return Surroundings(
+        rank=number("RANK", 0),
+        world_size=world_size,
+        local_world_size=number("LOCAL_WORLD_SIZE", number("LOCAL_SIZE", world_size)),
+        accelerators=accelerators,
+        untold_ranks=(accelerators or _numa_nodes()) if by_deepspeed else 0,
+        started=environment.get(flags.STARTED) == "1",
+    )
+
+
+def _numa_nodes() -> int:
+    """Count NUMA nodes as DeepSpeed's launcher does on a machine without accelerators."""
+    from deepspeed.utils.numa import get_numa_cores
+
+    return len([cores for cores in get_numa_cores() if cores]) or 1
+
+
+def decide(topology: str | None, device: str | None, around: Surroundings) -> Train | Start | Leave:
+    """Choose between training here, starting ranks and leaving that to rank 0.
+
+    topology, device: as configured, None where left open. ValueError where neither the ranks that were started nor
+    those that could be started fit the topology; it says what would.
+    """
+    if device == "cuda" and around.accelerators == 0:
+        raise ValueError("engine.device=cuda, but no CUDA device is visible here; use engine.device=cpu or null.")
+    device = device or ("cuda" if around.accelerators else "cpu")
+    inter_sp, intra_sp = parse_topology(topology or f"{around.world_size}x1")
+    needed = inter_sp * intra_sp
+    if around.world_size % needed == 0:
+        if device == "cuda" and around.local_world_size > around.accelerators:
+            raise ValueError(
+                f"{around.local_world_size} ranks were started on a machine with {around.accelerators} accelerators; "
+                f"start at most {around.accelerators} here, or set engine.device=cpu to run the ranks on the CPU."
+            )
+        return Train(device, around.world_size)
+    # One rank, or as many as DeepSpeed's launcher starts untold, is no choice of the user's: it may be replaced.
+    untold = around.world_size == around.local_world_size == around.untold_ranks
+    if around.started or not (around.world_size == 1 or untold):
+        raise ValueError(_misfit(topology, needed, around.world_size))
+    if device == "cpu":
+        return Start(device, needed) if around.rank == 0 else Leave(device, needed)
+    if around.world_size == 1 and needed <= around.accelerators:
+        return Start(device, needed)
+    raise ValueError(
+        f"topology={topology} needs {needed} ranks, but {around.accelerators} accelerators are visible here. Choose "
+        f"one of {_topologies(around.accelerators)}, start {needed} ranks over more nodes (launch/ has scripts), or "
+        f"set engine.device=cpu to run all ranks on the CPU."
+    )
+
+
+def _misfit(topology: str | None, needed: int, world_size: int) -> str:
+    return (
+        f"WORLD_SIZE={world_size} doesn't fit topology={topology}, whose SP group takes {needed} ranks: the number of "
+        f"ranks must be a multiple of {needed} ({needed}, {2 * needed}, {3 * needed}, …). With {world_size} ranks "
+        f"these fit: {_topologies(world_size)}; and, as several SP groups, all NxM whose product divides {world_size}."
+    )
+
+
+def _topologies(num_ranks: int) -> str:
+    return ", ".join(f"{num_ranks // m}x{m}" for m in range(1, num_ranks + 1) if num_ranks % m == 0)
+
+
+def rank_environment(environment: Mapping[str, str], device: str, out: str) -> dict[str, str]:
+    """Environment of ranks started here: nothing of the launcher above, one thread a CPU rank, the run's directory."""
+    inherited = {
+        name: value
+        for name, value in environment.items()
+        if name not in _RANK_VARIABLES and not name.startswith(("MASTER_", "TORCHELASTIC_"))
+    }
+    if device == "cpu":
+        inherited["OMP_NUM_THREADS"] = "1"
+    return {**inherited, flags.STARTED: "1", flags.OUT: out}
+
+
+def alone_environment() -> dict[str, str]:
+    """What a launcher would tell the only rank of a run, so that plain python needs no case of its own later."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> int:
+    """Run `script` as ranks of this machine under torch's elastic agent and wait for them.
+
+    Returns 0, or the exit code of the rank that failed first (128 + the signal, where one ended it). The agent lives in
+    this very process, so that its report, which repeats what the rank has said, can be left out.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as run_agent
+
+    environment = rank_environment(os.environ, choice.device, out)
+    os.environ.clear()
+    os.environ.update(environment)
+    if os.environ.get(flags.TRACEBACK) != "1":
+        logging.disable(logging.ERROR)
+    # The loopback address, because a machine's own name may not resolve where there is no network.
+    agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
+    try:
+        run_agent([*agent, script, *arguments])
+    except ChildFailedError as error:
+        # The agent ends the other ranks with SIGTERM, in the same second as often as not.
+        first = min(error.failures.values(), key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp))
+        if first.exitcode < 0:
+            name = signal.Signals(-first.exitcode).name
+            print(f"train.py: rank {first.local_rank} was ended by signal {name}.", file=sys.stderr, flush=True)
+            return 128 - first.exitcode
+        return first.exitcode
+    return 0

@@ -1,0 +1,27 @@
+import json
+
+import pytest
+
+from hsap.train.sweep import Job, exit_code, read_metrics, table
+
+
+def test_the_table_shows_every_job_and_what_is_unknown():
+    jobs = [Job("8x1", "sap", 3.25, 3.5, 12345.6, 0), Job("4x2", "a_long_planner", None, None, None, 137)]
+    head, rule, first, second = table(jobs).splitlines()
+    assert head.split() == ["topology", "planner", "loss", "eval", "loss", "tokens/s", "exit", "code"]
+    assert set(rule) == {"-", " "}
+    assert first.split() == ["8x1", "sap", "3.2500", "3.5000", "12,346", "0"]
+    assert second.split() == ["4x2", "a_long_planner", "-", "-", "-", "137"]
+    assert len({len(line) for line in (head, rule, first, second)}) == 1
+
+
+@pytest.mark.parametrize(("codes", "told"), [([], 0), ([0, 0], 0), ([0, 3, 1], 3)])
+def test_the_first_failure_is_the_exit_code(codes, told):
+    assert exit_code([Job("1x1", "sap", None, None, None, code) for code in codes]) == told
+
+
+def test_metrics_survive_a_missing_file_and_a_line_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    path.write_text(json.dumps({"step": 1, "loss": None}) + "\n" + '{"step": 2, "lo')
+    assert read_metrics(path) == [{"step": 1, "loss": None}]
