@@ -15,3 +15,10 @@ def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
     ValueError: unknown planner or option, or a plan that exceeds the problem's token or arena limit.
     """
     return build(problem, planners.run(planner, problem, options), planner, options)
+
+
+def verify(plan: Plan):
+    """Verify a plan statically: see `hsap.verify`."""
+    from hsap.verify import verify as judge
+
+    return judge(plan)

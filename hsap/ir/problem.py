@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +63,11 @@ class Cluster:
         if nodes is not None and nodes < 1:
             raise ValueError(f"cluster: {name} with {nodes} nodes; give at least 1")
         return PRESETS[name]
+
+    def starting_at(self, rank: int, ranks_per_node: int | None = None) -> Cluster:
+        """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""
+        per_node = ranks_per_node or self.ranks_per_node
+        return replace(self, ranks_per_node=per_node, first_rank=rank % per_node)
 
     def node_of(self, num_ranks: int) -> np.ndarray:
         """Node index of each rank: int64 [num_ranks]."""

@@ -47,8 +47,8 @@ class Executor:
     def __init__(self, session: Session, plan: Plan) -> None:
         if plan.num_ranks != session.num_ranks:
             raise ValueError(
-                f"executor: the plan is for topology {plan.problem.topology} ({plan.num_ranks} ranks), the process group "
-                f"has {session.num_ranks}; compile for a topology that fits"
+                f"executor: the plan is for topology {plan.problem.topology} ({plan.num_ranks} ranks), the process "
+                f"group has {session.num_ranks}; compile for a topology that fits"
             )
         if TORCH_DTYPES[plan.problem.heads.dtype] != session.dtype:
             raise ValueError(

@@ -28,7 +28,7 @@ def make_mesh(topology: Topology) -> Mesh:
     world, rank, size = dist.get_world_size(), dist.get_rank(), topology.num_ranks
     if world % size:
         raise ValueError(
-            f"topology {topology} needs a multiple of {size} processes, the job has {world}; start dp × {size} processes"
+            f"topology {topology} needs a multiple of {size} processes, the job has {world}; start dp × {size} of them"
         )
     mine = None
     for first in range(0, world, size):

@@ -108,7 +108,7 @@ class Machine:
 
     def _run(self, decoded: Decoded) -> Iterator[None]:
         views, transport = decoded.memory.views, self.transport
-        for step, self.at in zip(decoded.steps, decoded.names):  # noqa: B007
+        for step, self.at in zip(decoded.steps, decoded.names):
             while step(views, transport) is False:
                 yield None
         self.at = "idle"

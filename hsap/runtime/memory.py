@@ -38,7 +38,7 @@ class View:
 
 
 class Arena:
-    """The communication buffer of a run: grown to the largest plan seen, never shrunk, so that memory doesn't jitter."""
+    """The communication buffer of a run: as large as the largest plan needs, never shrunk, so memory doesn't jitter."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8, device=device)

@@ -105,4 +105,3 @@ def _copy(source: View, target: View) -> None:
     target.rows.copy_(source.rows)
     if source.stats is not None:
         target.stats.copy_(source.stats)
-

@@ -1,0 +1,122 @@
+"""Engine: model, optimizer and DeepSpeed, with the loss scale that is exact for ZeRO 0–3 and any sharding."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hsap.ir.problem import Topology
+from hsap.models import ModelConfig, build_model, initialise
+from hsap.models.llama import Llama
+from hsap.runtime.groups import Mesh, make_mesh
+from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train.config import OptimConfig, TrainConfig
+
+
+@dataclass(slots=True)
+class Engine:
+    """DeepSpeed's engine and what the loop needs beside it. device: of this rank."""
+
+    deepspeed: object
+    mesh: Mesh
+    device: torch.device
+
+    def grad_norm(self) -> float | None:
+        """Norm of the last step's gradient before clipping, over all ranks; None where it is not finite."""
+        norm = self.deepspeed.get_global_grad_norm()
+        if norm is None:
+            return None
+        value = float(norm)
+        return value if math.isfinite(value) else None
+
+
+def start(config: TrainConfig) -> Mesh:
+    """Join the other ranks. Collective over the job."""
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if config.engine.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        # Its shared-memory communicator is compiled at first use (most of a minute) and gloo does without it.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
+    )
+    return make_mesh(Topology(config.inter_sp, config.intra_sp))
+
+
+def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
+    """Make the model from the seed and hand it to DeepSpeed. Collective over the job."""
+    import deepspeed
+
+    device = (
+        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
+    )
+    settings = deepspeed_settings(config)
+    dtype = TORCH_DTYPES[config.engine.dtype]
+    if config.engine.zero_stage == 3:
+        with deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype):
+            model = Llama(model_config)
+        initialise(model, config.train.seed, lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0))
+    else:
+        model = build_model(model_config, config.train.seed, dtype, device)
+    optimizer = torch.optim.AdamW(
+        _weight_groups(model, config.optim), lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps
+    )
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    return Engine(engine, mesh, device)
+
+
+def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
+    """Matrices decay, norms don't."""
+    matrices = [p for name, p in model.named_parameters() if not name.endswith("norm.weight")]
+    norms = [p for name, p in model.named_parameters() if name.endswith("norm.weight")]
+    return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+
+
+def deepspeed_settings(config: TrainConfig) -> dict:
+    """DeepSpeed's configuration of a run. No mpu: gradients are averaged over the whole world."""
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": config.accumulation,
+        "gradient_clipping": config.optim.clip or 0.0,
+        "zero_optimization": {"stage": config.engine.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31 - 1,
+    }
+    if config.engine.dtype == "bf16":
+        settings["bf16"] = {"enabled": True}
+        if config.engine.zero_stage < 3:
+            settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
+    """Linear warm-up, then a cosine down to lr · min_lr_ratio at the last step; steps count from 1."""
+    if step <= optim.warmup_steps:
+        return optim.lr * step / optim.warmup_steps
+    progress = (step - optim.warmup_steps) / max(num_steps - optim.warmup_steps, 1)
+    floor = optim.lr * optim.min_lr_ratio
+    return floor + (optim.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def stop(engine: Engine | None) -> None:
+    """Leave the job: the engine goes first, or tearing down its process group may crash."""
+    import gc
+
+    import deepspeed
+
+    if engine is not None:
+        engine.deepspeed.destroy()
+        engine.deepspeed = None
+    gc.collect()
+    if dist.is_initialized():
+        deepspeed.comm.destroy_process_group()

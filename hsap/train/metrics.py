@@ -1,0 +1,65 @@
+"""Metrics: one JSON object a step in DIR/metrics.jsonl, the same figures for TensorBoard, and a progress line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tqdm import tqdm
+
+
+class MetricsLog:
+    """Written by rank 0 only. Steps beyond `resumed_step` (a checkpoint's, 0 for a new run) are cut off first."""
+
+    def __init__(self, out: Path, num_steps: int, resumed_step: int, tensorboard: bool, log_every: int) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.path = out / "metrics.jsonl"
+        _truncate(self.path, resumed_step)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.bar = tqdm(total=num_steps, initial=resumed_step, unit="step", dynamic_ncols=True)
+        self.log_every = log_every
+        self.writer = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=resumed_step + 1)
+
+    def write(self, figures: dict) -> None:
+        """Record a step. figures: JSON values by name, `step` among them; None for what is undefined."""
+        self.file.write(json.dumps(figures) + "\n")
+        self.file.flush()
+        step = figures["step"]
+        if self.writer is not None:
+            for name, value in figures.items():
+                if isinstance(value, (int, float)) and name != "step":
+                    self.writer.add_scalar(name, value, step)
+        self.bar.update(1)
+        if step % self.log_every == 0:
+            shown = {"loss": figures["loss"], "tok/s": figures["tokens_per_s"], "eval": figures.get("eval_loss")}
+            self.bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items() if v is not None})
+        if figures.get("eval_loss") is not None:
+            self.bar.write(f"step {step}: loss {figures['loss']:.4f}, eval loss {figures['eval_loss']:.4f}")
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self.bar.close()
+        self.file.close()
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _truncate(path: Path, last_step: int) -> None:
+    """Keep the lines up to a step, in one atomic replacement."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line)
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue  # the line that a crash cut off
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(fresh, path)

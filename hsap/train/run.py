@@ -1,0 +1,264 @@
+"""Run: the training loop of one rank."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hsap.data.batch import MicroBatch
+from hsap.data.loader import StepLoader, eval_batches
+from hsap.data.sources import JsonLines
+from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.tokenise import Tokenizer, load_tokenizer
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.span import positions
+from hsap.models import ModelConfig
+from hsap.planners import find
+from hsap.runtime.attention import PlannedAttention
+from hsap.runtime.executor import Session
+from hsap.runtime.groups import Mesh
+from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train import checkpoint
+from hsap.train.config import TrainConfig
+from hsap.train.engine import Engine, build, learning_rate, start, stop
+from hsap.train.metrics import MetricsLog
+from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps, PlanningSetup
+
+
+def run(config: TrainConfig) -> None:
+    """Train as configured: every rank of the job calls this. ValueError for what the user can mend."""
+    find(config.planner.name)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    model_config = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
+    train_data = _documents(config.data.path, tokenizer, model_config)
+    eval_data = None
+    if config.data.eval_path and config.train.eval_every:
+        eval_data = _documents(config.data.eval_path, tokenizer, model_config)
+    mesh = start(config)
+    engine = None
+    try:
+        engine = build(config, model_config, mesh)
+        Trainer(config, model_config, engine, train_data, eval_data).train()
+    finally:
+        stop(engine)
+
+
+def _documents(path: str, tokenizer: Tokenizer, model_config: ModelConfig) -> DocumentStore:
+    return tokenise_documents(JsonLines(path), tokenizer, model_config.vocab_size)
+
+
+def planning_setup(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> PlanningSetup:
+    """Everything of a micro-batch's problem but its layout."""
+    heads = HeadShape(model_config.num_q_heads, model_config.num_kv_heads, model_config.head_dim, config.engine.dtype)
+    preset = config.cluster.preset or ("cpu-gloo" if config.engine.device == "cpu" else "dgx-a100")
+    problem = Problem(
+        Layout.from_lengths([]),
+        heads,
+        Topology(config.inter_sp, config.intra_sp),
+        ((Mask(), model_config.num_layers),),
+        Cluster.preset(preset).starting_at(mesh.dp_rank * mesh.topology.num_ranks, config.cluster.ranks_per_node),
+        None,
+        config.arena_multiple,
+        config.wire_dtype,
+    )
+    return PlanningSetup(problem, config.planner.name, dict(config.planner.options), config.verify)
+
+
+class Trainer:
+    """One rank's loop over planned steps."""
+
+    def __init__(self, config: TrainConfig, model_config: ModelConfig, engine: Engine, train_data, eval_data) -> None:
+        self.config, self.model_config, self.engine = config, model_config, engine
+        self.mesh = engine.mesh
+        dtype = TORCH_DTYPES[config.engine.dtype]
+        self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype)
+        self.attention = PlannedAttention()
+        self.setup = planning_setup(config, model_config, self.mesh)
+        self.train_data, self.eval_data = train_data, eval_data
+        self._eval_plans: list[Plan] | None = None
+
+    def train(self) -> None:
+        """Train to the last step, evaluating and saving on the way."""
+        config = self.config
+        state = checkpoint.load(self.engine, config) if config.resume else {"step": 0, "cursor": None}
+        log = None
+        if dist.get_rank() == 0:
+            log = MetricsLog(
+                Path(config.out), config.train.steps, state["step"], config.train.tensorboard, config.train.log_every
+            )
+        loader = StepLoader(
+            self.train_data,
+            pack_tokens=config.data.pack_tokens,
+            packs_per_step=config.train.packs_per_step,
+            micro_packs=config.train.micro_packs,
+            dp_rank=self.mesh.dp_rank,
+            dp_size=self.mesh.dp_size,
+            seed=config.train.seed,
+            policy=config.data.packing,
+            lookahead=config.data.lookahead,
+            cursor=state["cursor"],
+        )
+        steps = PlannedSteps(loader, self._exchange("train"), config.data.lookahead)
+        try:
+            for step in steps:
+                figures = self._step(step, steps.wait_s)
+                number = step.batch.step
+                last = number >= config.train.steps
+                if self.eval_data is not None and (number % config.train.eval_every == 0 or last):
+                    figures["eval_loss"] = self._evaluate()
+                if config.train.save_every and (number % config.train.save_every == 0 or last):
+                    checkpoint.save(self.engine, config, number, step.batch.cursor)
+                if log is not None:
+                    log.write(figures)
+                if last:
+                    break
+        finally:
+            steps.close()
+            loader.close()
+            if log is not None:
+                log.close()
+
+    def _exchange(self, use: str) -> PlanExchange:
+        """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""
+        store = None
+        if self.mesh.topology.num_ranks > 1:
+            store = dist.distributed_c10d._get_default_store().clone()
+        name = f"{use}/{self.mesh.dp_rank}"
+        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup)
+
+    def _step(self, step: PlannedStep, wait_s: float) -> dict:
+        """One optimizer update; returns the step's figures."""
+        begin = time.perf_counter()
+        batch, config = step.batch, self.config
+        engine = self.engine.deepspeed
+        self._agree(step)
+        for group in engine.optimizer.param_groups:
+            group["lr"] = learning_rate(config.optim, batch.step, config.train.steps)
+        # Gradients are averaged over the world and divided by accumulation; the loss is a mean over all targets.
+        scale = dist.get_world_size() * config.accumulation / max(batch.global_num_targets, 1)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.engine.device)
+        for micro, plan in zip(batch.micro_batches, step.plans):
+            loss = self._loss(micro, plan)
+            loss_sum += loss.detach()
+            engine.backward(loss * scale)
+            engine.step()
+        seconds = time.perf_counter() - begin
+        return self._figures(step, loss_sum, wait_s, seconds)
+
+    def _loss(self, micro: MicroBatch, plan: Plan) -> Tensor:
+        """Sum of the token losses of this rank's rows of a micro-batch."""
+        rows = positions(plan.rank_spans(self.mesh.sp_rank))
+        self.attention.load(self.session.load(plan))
+        tokens, places, targets = (
+            torch.from_numpy(field[rows]).long().to(self.engine.device)
+            for field in (micro.tokens, micro.positions, micro.labels)
+        )
+        return self.engine.deepspeed(tokens, places, self.attention, targets)
+
+    def _agree(self, step: PlannedStep) -> None:
+        """Check that all ranks of the SP group run the same plans and together hold every target token.
+
+        One small all-reduce. Equal hashes h are recognised by n · Σh² = (Σh)², which holds only if all are equal.
+        """
+        mine = 0
+        digest = 0
+        for micro, plan in zip(step.batch.micro_batches, step.plans):
+            rows = positions(plan.rank_spans(self.mesh.sp_rank))
+            mine += int((micro.labels[rows] >= 0).sum())
+            digest = (digest * 31 + int(plan.hash[:6], 16)) % (1 << 24)
+        totals = torch.tensor([mine, digest, digest * digest], dtype=torch.int64, device=self.engine.device)
+        dist.all_reduce(totals, group=self.mesh.sp)
+        targets, hashes, squares = totals.tolist()
+        expected = sum(micro.num_targets for micro in step.batch.micro_batches)
+        if self.mesh.topology.num_ranks * squares != hashes * hashes or targets != expected:
+            raise RuntimeError(
+                f"step {step.batch.step}: the ranks of SP group {self.mesh.dp_rank} disagree: rank {self.mesh.sp_rank} "
+                f"has plan digest {digest:06x}, and together they hold {targets} of {expected} target tokens"
+            )
+
+    def _figures(self, step: PlannedStep, loss_sum: Tensor, wait_s: float, seconds: float) -> dict:
+        """Figures of a step over all ranks."""
+        batch = step.batch
+        areas = [plan.area_per_column() for plan in step.plans]
+        tokens = [plan.tokens_per_rank for plan in step.plans]
+        sums = torch.tensor(
+            [
+                float(loss_sum),
+                sum(a.max(initial=0) for a in areas),
+                sum(a.mean() for a in areas),
+                sum(t.max(initial=0) for t in tokens),
+                sum(t.mean() for t in tokens),
+                sum(a.sum() for a in areas) / self.mesh.topology.num_ranks,
+            ],
+            dtype=torch.float64,
+            device=self.engine.device,
+        )
+        highest = torch.tensor([wait_s, seconds, _peak_bytes(self.engine.device)], dtype=torch.float64)
+        highest = highest.to(self.engine.device)
+        dist.all_reduce(sums)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        loss, max_area, mean_area, max_tokens, mean_tokens, area = sums.tolist()
+        waited_s, step_s, peak_bytes = highest.tolist()
+        elapsed_s = waited_s + step_s
+        flops = self.model_config.train_flops(batch.num_tokens, area)
+        rate = self.setup.problem.cluster.flops_per_s * dist.get_world_size()
+        ratio = loss / batch.global_num_targets if batch.global_num_targets else None
+        return {
+            "step": batch.step,
+            "epoch": batch.epoch,
+            "loss": ratio if ratio is None or math.isfinite(ratio) else None,
+            "grad_norm": self.engine.grad_norm(),
+            "lr": learning_rate(self.config.optim, batch.step, self.config.train.steps),
+            "tokens": batch.num_tokens,
+            "target_tokens": batch.global_num_targets,
+            "tokens_per_s": batch.num_tokens / elapsed_s,
+            "tokens_per_s_per_rank": batch.num_tokens / elapsed_s / dist.get_world_size(),
+            "mfu": flops / elapsed_s / rate,
+            "padding_share": batch.padding_share,
+            "area_imbalance": max_area / mean_area if mean_area else None,
+            "token_imbalance": max_tokens / mean_tokens if mean_tokens else None,
+            "plan_wait_s": waited_s,
+            "data_wait_s": 0.0,
+            "step_s": elapsed_s,
+            "peak_memory_bytes": int(peak_bytes),
+            "doc_ids_hash": batch.doc_ids_hash,
+        }
+
+    @torch.no_grad()
+    def _evaluate(self) -> float | None:
+        """Mean token loss on the held-out data; None if it has no target."""
+        batches = eval_batches(
+            self.eval_data,
+            pack_tokens=self.config.data.pack_tokens,
+            micro_packs=self.config.train.micro_packs,
+            dp_rank=self.mesh.dp_rank,
+            dp_size=self.mesh.dp_size,
+            policy=self.config.data.packing,
+        )
+        if self._eval_plans is None:
+            exchange = self._exchange("eval")
+            self._eval_plans = [exchange.get(micro, i) for i, micro in enumerate(batches.micro_batches)]
+        self.engine.deepspeed.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.engine.device)
+        for micro, plan in zip(batches.micro_batches, self._eval_plans):
+            total += self._loss(micro, plan)
+        self.engine.deepspeed.train()
+        dist.all_reduce(total)
+        return float(total) / batches.global_num_targets if batches.global_num_targets else None
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Peak memory of this rank: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
