@@ -82,48 +82,49 @@ def even_areas(
     that would lift the receiver over the goal are taken only when there are no others.
     """
     search = _Search(shards, blocks, rank, num_ranks, costs)
-    goal = search.load.sum() / num_ranks * (1 + slack)
-    while search.load.max(initial=0) > goal and search.relieve(int(search.load.argmax()), goal):
+    goal = search.load.mean() * (1 + slack)
+    while search.load.max() > goal and search.relieve(int(search.load.argmax()), goal):
         pass
     return search.rank
 
 
 class _Search:
-    """Where the blocks are, how busy each rank is, and how often it uses each shard away from home."""
+    """Where the blocks are, how busy each rank is, and what each shard would cost each rank."""
 
     def __init__(self, shards: Shards, blocks: Blocks, rank: np.ndarray, num_ranks: int, costs) -> None:
         self.rank = rank.copy()
         self.area = blocks.area.astype(np.float64)
         self.load = np.bincount(rank, weights=self.area, minlength=num_ranks)
         self.shard = (blocks.q, blocks.kv)
-        self.uses, self.price = [], []
+        self.uses, self.price, self.missing = [], [], []
         for shard, cost in zip(self.shard, costs):
-            # A use at home is counted as one more, so that it never looks like the first or the last.
-            uses = np.zeros((num_ranks, len(shards)), np.int64)
-            np.add.at(uses, (rank, shard), 1)
-            uses[shards.home, np.arange(len(shards))] += 1
+            uses = np.bincount(rank * len(shards) + shard, minlength=num_ranks * len(shards))
+            uses = uses.reshape(num_ranks, len(shards))
+            # Two more at home, where a shard is whether it is used or not: that use is never the first nor the last.
+            uses[shards.home, np.arange(len(shards))] += 2
             self.uses.append(uses)
             self.price.append(shards.tokens * float(cost))
+            self.missing.append(np.where(uses == 0, self.price[-1], 0.0))
 
     def relieve(self, busy: int, goal: float) -> bool:
         """Move one block off a rank; False where none can go."""
         mine = np.flatnonzero(self.rank == busy)
-        area, room = self.area[mine], self.load[busy] - self.load
-        fits = area < room[:, None]
+        area = self.area[mine]
+        after = self.load[:, None] + area
+        fits = after <= goal
         if not fits.any():
-            return False
-        calm = fits & (self.load[:, None] + area <= goal)
-        fits = calm if calm.any() else fits
-        extra = np.zeros(fits.shape)
-        for shard, uses, price in zip(self.shard, self.uses, self.price):
+            fits = after < self.load[busy]
+            if not fits.any():
+                return False
+        extra, saved = np.zeros(after.shape), np.zeros(len(mine))
+        for shard, uses, price, missing in zip(self.shard, self.uses, self.price, self.missing):
             here = shard[mine]
-            extra += ((uses[:, here] == 0) - 1.0 * (uses[busy, here] == 1)) * price[here]
-        shed = np.minimum(area, self.load[busy] - goal)
-        worth = np.where(fits, extra / shed, np.inf)
+            extra += missing[:, here]
+            saved += (uses[busy, here] == 1) * price[here]
+        worth = np.where(fits, (extra - saved) / np.minimum(area, self.load[busy] - goal), np.inf)
         # Least traffic first; where it is equal (mostly at nothing), the receiver with the most room.
-        best = np.flatnonzero(worth == worth.min())
-        to, at = np.divmod(best, len(mine))
-        pick = int(np.lexsort([at, self.load[to]])[0])
+        to, at = np.nonzero(worth == worth.min())
+        pick = int(self.load[to].argmin())
         self._move(int(mine[at[pick]]), busy, int(to[pick]))
         return True
 
@@ -131,6 +132,9 @@ class _Search:
         self.rank[block] = new
         self.load[old] -= self.area[block]
         self.load[new] += self.area[block]
-        for shard, uses in zip(self.shard, self.uses):
-            uses[old, shard[block]] -= 1
-            uses[new, shard[block]] += 1
+        for shards, uses, price, missing in zip(self.shard, self.uses, self.price, self.missing):
+            shard = shards[block]
+            uses[old, shard] -= 1
+            uses[new, shard] += 1
+            missing[new, shard] = 0.0
+            missing[old, shard] = 0.0 if uses[old, shard] else price[shard]
