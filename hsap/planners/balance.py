@@ -107,26 +107,30 @@ class _Search:
             self.missing.append(np.where(uses == 0, self.price[-1], 0.0))
 
     def relieve(self, busy: int, goal: float) -> bool:
-        """Move one block off a rank; False where none can go."""
+        """Move blocks off a rank until it is at the goal or can give none; False where it gave none."""
         mine = np.flatnonzero(self.rank == busy)
         area = self.area[mine]
-        after = self.load[:, None] + area
-        fits = after <= goal
-        if not fits.any():
-            fits = after < self.load[busy]
+        q, kv = (shard[mine] for shard in self.shard)
+        extra = self.missing[0][:, q] + self.missing[1][:, kv]
+        gave = False
+        while self.load[busy] > goal:
+            after = self.load[:, None] + area
+            fits = after <= goal
             if not fits.any():
-                return False
-        extra, saved = np.zeros(after.shape), np.zeros(len(mine))
-        for shard, uses, price, missing in zip(self.shard, self.uses, self.price, self.missing):
-            here = shard[mine]
-            extra += missing[:, here]
-            saved += (uses[busy, here] == 1) * price[here]
-        worth = np.where(fits, (extra - saved) / np.minimum(area, self.load[busy] - goal), np.inf)
-        # Least traffic first; where it is equal (mostly at nothing), the receiver with the most room.
-        to, at = np.nonzero(worth == worth.min())
-        pick = int(self.load[to].argmin())
-        self._move(int(mine[at[pick]]), busy, int(to[pick]))
-        return True
+                fits = after < self.load[busy]
+                if not fits.any():
+                    break
+            saved = sum((u[busy, s] == 1) * p[s] for u, s, p in zip(self.uses, (q, kv), self.price))
+            worth = np.where(fits, (extra - saved) / np.minimum(area, self.load[busy] - goal), np.inf)
+            # Least traffic first; where it is equal (mostly at nothing), the receiver with the most room.
+            to, at = np.nonzero(worth == worth.min())
+            pick = int(self.load[to].argmin())
+            to, at = int(to[pick]), int(at[pick])
+            self._move(int(mine[at]), busy, to)
+            extra[to] = self.missing[0][to, q] + self.missing[1][to, kv]
+            area[at] = np.inf
+            gave = True
+        return gave
 
     def _move(self, block: int, old: int, new: int) -> None:
         self.rank[block] = new
