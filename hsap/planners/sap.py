@@ -28,6 +28,7 @@ Options: balance; slack: the excess of the largest area over the mean with which
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,7 @@ from hsap.ir.span import ranges
 from hsap.planners.balance import even_areas, even_counts
 from hsap.planners.distflash import help_early
 from hsap.planners.parts import equal_shards, same_both_ways
+from hsap.planners.spread import spread
 
 BLOCKS_PER_MEAN = 6
 """Shards are cut so that about this many of the largest blocks make up a rank's mean area …"""
@@ -102,7 +104,7 @@ def _by_count(problem: Problem, shards: Shards, blocks: Blocks) -> Schedule:
         rank[block] = kv if load[kv] < load[q] else q
         load[rank[block]] += 1
     rank = even_counts(rank, cells.q_rank + cells.kv_rank - rank, problem.topology.inter_sp, step)
-    return Schedule.of(blocks, rank, cells.stages(rank))
+    return Schedule.of(blocks, rank, cells.stages(rank, _in_turn))
 
 
 def _by_area(problem: Problem, shards: Shards, blocks: Blocks, slack: float) -> Schedule:
@@ -110,8 +112,9 @@ def _by_area(problem: Problem, shards: Shards, blocks: Blocks, slack: float) -> 
     costs = row_costs(problem.heads)
     rank, _ = cells.regional()
     rank = np.where((rank < 0) | (costs[0] > costs[1]), cells.q_rank, rank)
-    rank = even_areas(shards, blocks, rank, problem.topology.inter_sp, costs, slack)
-    return Schedule.of(blocks, rank, cells.stages(rank))
+    num_ranks = problem.topology.inter_sp
+    rank = even_areas(shards, blocks, rank, num_ranks, costs, slack)
+    return Schedule.of(blocks, rank, cells.stages(rank, lambda table: spread(table, num_ranks)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,20 +147,25 @@ class _Cells:
         helps, step = help_early((self.q_rank - self.kv_rank) % self.num_ranks, self.num_ranks)
         return np.where(self.regular, np.where(helps, self.kv_rank, self.q_rank), -1), step
 
-    def stages(self, rank: np.ndarray) -> np.ndarray:
+    def stages(self, rank: np.ndarray, place: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Lay each rank's blocks on the time axis: those that need no transfer in stage 0, then a cell a stage.
 
-        Cells go by the step that the regional strategy has for a block on that rank, then by document.
+        place: gives the stages of cells, rows (rank, q rank, KV rank). They are sorted by rank, then by the step that
+        the regional strategy has for a block on that rank, then by document.
         """
         distance = (self.q_rank - self.kv_rank) % self.num_ranks
         step = np.where(rank == self.q_rank, distance, self.num_ranks - distance)
-        away = (self.q_rank != rank) | (self.kv_rank != rank)
-        order = np.lexsort([self.kv_rank, self.q_rank, self.document, step, away, rank])
-        cell = np.stack([rank, self.q_rank, self.kv_rank])[:, order]
-        differs = np.diff(cell, axis=1, prepend=-1) != 0
-        count = np.cumsum(differs.any(axis=0) & away[order])
-        begins = np.flatnonzero(differs[0])
-        before = (count - away[order])[begins]
-        stage = np.empty_like(rank)
-        stage[order] = count - np.repeat(before, np.diff(np.append(begins, len(order))))
+        away = np.flatnonzero((self.q_rank != rank) | (self.kv_rank != rank))
+        keys = (self.kv_rank, self.q_rank, self.document, step, rank)
+        away = away[np.lexsort([key[away] for key in keys])]
+        cells = np.stack([rank, self.q_rank, self.kv_rank], axis=1)[away]
+        first = (np.diff(cells, axis=0, prepend=-1) != 0).any(axis=1)
+        stage = np.zeros(len(rank), np.int64)
+        stage[away] = place(cells[first])[np.cumsum(first) - 1]
         return stage
+
+
+def _in_turn(cells: np.ndarray) -> np.ndarray:
+    """Number each rank's cells from 1 as they come."""
+    begins = np.searchsorted(cells[:, 0], cells[:, 0])
+    return np.arange(len(cells)) - begins + 1
