@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
+from hsap.planners.distflash import distflash
 from hsap.planners.ring import ring
+from hsap.planners.sap import sap
 from hsap.planners.zigzag import zigzag
 
 
@@ -28,6 +30,10 @@ class Planner:
 PLANNERS: dict[str, Planner] = {
     "ring": Planner(ring, "Ring Attention (Liu et al., 2023)", "contiguous shards, KV travels once around"),
     "zigzag": Planner(zigzag, "Striped Attention (2023), TransformerEngine CP", "2N chunks a document, KV in a ring"),
+    "distflash": Planner(
+        distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
+    ),
+    "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
 }
 
 
