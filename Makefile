@@ -1,0 +1,50 @@
+# Two commands on a fresh machine: `make train` and `make test`. Everything else is for working on the code.
+PYTHON ?= python3
+VENV ?= .venv
+# Named first, so that nothing else chooses a release: DeepSpeed's requirement alone would take the newest.
+TORCH ?= torch==2.13.0
+TOPOLOGY ?= 4x2
+PLANNER ?= sap
+ARGS ?=
+export OMP_NUM_THREADS ?= 1
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
+
+.PHONY: help train test check format golden parity bench clean
+
+help:  ## Show the targets.
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" -e ".[dev]"
+	touch $(READY)
+
+train: $(READY)  ## Set up, then pretrain the tiny model on the corpus in datasets/ (TOPOLOGY=4x2 PLANNER=sap ARGS=...).
+	$(RUN) train.py +topology=$(TOPOLOGY) planner=$(PLANNER) $(ARGS)
+
+test: $(READY)  ## Set up, then run all tests that need no GPU.
+	$(RUN) -m pytest -n 2 --dist loadscope
+
+check: $(READY)  ## Style, and the tests that take seconds: for every edit.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(RUN) -m pytest -m "not slow" tests/ir tests/compiler tests/planners tests/verify tests/test_cli.py tests/test_imports.py
+
+format: $(READY)  ## Bring the code to the project's style.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden: $(READY)  ## Rewrite the golden plans in tests/golden on purpose.
+	$(RUN) -m tests.golden.regenerate
+
+parity: $(READY)  ## Loss and gradients of every topology, ZeRO stage and accumulation against one process.
+	$(RUN) -m tests.parity
+
+bench: $(READY)  ## Time planning, and the accuracy of split attention.
+	$(RUN) -m tests.bench.planning
+	$(RUN) -m tests.bench.accuracy
+
+clean:  ## Remove what running has made; the environment stays.
+	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,144 @@
+"""Loss parity: the same run on every topology, ZeRO stage and accumulation gives one process's numbers.
+
+The data is made to be awkward: ragged packs, one-token documents, a pack without any target token and ranks without
+any row. `python -m tests.parity` (or `make parity`) runs all cases and prints a table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACK_TOKENS = 192
+NUM_STEPS = 20
+LENGTHS = [[192], [101, 57, 33, 1], [64, 63, 61], [1], [187, 3], [1, 1, 1, 90, 45, 44], [150, 40], [128, 13, 50]]
+"""Document lengths of the packs of one epoch; the fourth pack is one token and has no target."""
+
+GRADIENT_BAR, ALL_GRADIENTS_BAR, LOSS_BAR, NORM_BAR = 5e-6, 1e-6, 1e-5, 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: topology, dp SP groups, ZeRO stage, packs per SP group and micro-step, planner."""
+
+    topology: str
+    dp: int = 1
+    zero_stage: int = 1
+    micro_packs: int = 4
+    planner: str = "sap"
+    dtype: str = "fp32"
+
+    @property
+    def num_ranks(self) -> int:
+        inter, intra = self.topology.split("x")
+        return int(inter) * int(intra) * self.dp
+
+    @property
+    def name(self) -> str:
+        accumulation = 4 // (self.dp * self.micro_packs)
+        return f"dp{self.dp} x {self.topology} {self.planner} zero{self.zero_stage} acc{accumulation}"
+
+
+BASE = Case("1x1", zero_stage=0)
+CASES = [
+    Case("1x1", zero_stage=3, micro_packs=2),
+    Case("8x1", zero_stage=1),
+    Case("8x1", zero_stage=1, planner="zigzag"),
+    Case("4x2", zero_stage=0),
+    Case("4x2", zero_stage=2, micro_packs=2),
+    Case("4x2", zero_stage=3),
+    Case("4x2", zero_stage=1, planner="distflash", micro_packs=2),
+    Case("2x4", zero_stage=3, micro_packs=2),
+    Case("2x4", zero_stage=1, planner="ring"),
+    Case("1x8", zero_stage=1),
+    Case("2x2", dp=2, zero_stage=1, micro_packs=2),
+    Case("2x2", dp=2, zero_stage=2, micro_packs=1),
+    Case("2x2", dp=2, zero_stage=3, micro_packs=1),
+]
+
+
+def write_data(folder: Path) -> Path:
+    """Write the documents as token ids, so that one-token documents stay one token."""
+    generator = torch.Generator().manual_seed(11)
+    path = folder / "ragged.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for i, length in enumerate(n for pack in LENGTHS for n in pack):
+            tokens = torch.randint(2, 512, (length,), generator=generator).tolist()
+            file.write(json.dumps({"id": str(i), "tokens": tokens}) + "\n")
+    return path
+
+
+def run_case(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> None:
+    """Train a case in fresh processes; RuntimeError with its output where it fails."""
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "+topology": case.topology,
+        "planner": case.planner,
+        "data.path": data,
+        "data.eval_path": "null",
+        "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
+        "data.pack_tokens": PACK_TOKENS,
+        "train.steps": steps,
+        "train.packs_per_step": 4,
+        "train.micro_packs": case.micro_packs,
+        "train.tensorboard": "false",
+        "engine.zero_stage": case.zero_stage,
+        "engine.dtype": case.dtype,
+        "engine.device": "cpu",
+        "optim.warmup_steps": 5,
+        "model.num_layers": 2,
+        "model.hidden_dim": 64,
+        "model.head_dim": 8,
+        "model.ffn_dim": 96,
+        "model.num_q_heads": 8,
+        "model.num_kv_heads": 2,
+        "model.vocab_size": 2048,
+        "out": out,
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.num_ranks}"]
+    command += [str(Path(__file__).with_name("rank.py")), *(f"{k}={v}" for k, v in settings.items())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{case.name}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a run is from the base run; all relative."""
+
+    gradient: float
+    parameter: str
+    all_gradients: float
+    loss: float
+    norm: float
+
+    @property
+    def ok(self) -> bool:
+        bars = (GRADIENT_BAR, ALL_GRADIENTS_BAR, LOSS_BAR, NORM_BAR)
+        return all(a <= b for a, b in zip((self.gradient, self.all_gradients, self.loss, self.norm), bars))
+
+
+def compare(base: Path, other: Path) -> Difference:
+    """Compare step-1 gradients (relative RMSE) and the last step's loss and gradient norm."""
+    want, got = (torch.load(p / "gradients.pt", weights_only=True) for p in (base, other))
+    worst, name, error, total = 0.0, "", 0.0, 0.0
+    assert want.keys() == got.keys()
+    for key, w in want.items():
+        difference, size = (got[key].double() - w.double()).square().sum(), w.double().square().sum()
+        error, total = error + float(difference), total + float(size)
+        relative = math.sqrt(float(difference / size))
+        if relative > worst:
+            worst, name = relative, key
+    last = [json.loads((p / "metrics.jsonl").read_text().splitlines()[-1]) for p in (base, other)]
+    assert last[0]["step"] == last[1]["step"] and last[0]["doc_ids_hash"] == last[1]["doc_ids_hash"]
+    loss, norm = (abs(last[1][k] - last[0][k]) / last[0][k] for k in ("loss", "grad_norm"))
+    return Difference(worst, name, math.sqrt(error / total), loss, norm)
