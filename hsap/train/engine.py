@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
@@ -19,21 +19,28 @@ from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
 
 
-@dataclass(slots=True)
 class Engine:
     """DeepSpeed's engine and what the loop needs beside it. device: of this rank."""
 
-    deepspeed: object
-    mesh: Mesh
-    device: torch.device
+    def __init__(self, deepspeed, mesh: Mesh, device: torch.device) -> None:
+        self.deepspeed, self.mesh, self.device = deepspeed, mesh, device
+        self._norm: float | None = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of one micro-step, and after the last one of a step the optimizer's update."""
+        engine = self.deepspeed
+        engine.backward(loss)
+        if engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm"):
+            # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
+            grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
+            self._norm = float(torch.nn.utils.get_total_norm(grads))
+        engine.step()
 
     def grad_norm(self) -> float | None:
         """Norm of the last step's gradient before clipping, over all ranks; None where it is not finite."""
         norm = self.deepspeed.get_global_grad_norm()
-        if norm is None:
-            return None
-        value = float(norm)
-        return value if math.isfinite(value) else None
+        value = self._norm if norm is None else float(norm)
+        return value if value is not None and math.isfinite(value) else None
 
 
 def start(config: TrainConfig) -> Mesh:

@@ -140,9 +140,8 @@ class Trainer:
         """One optimizer update; returns the step's figures."""
         begin = time.perf_counter()
         batch, config = step.batch, self.config
-        engine = self.engine.deepspeed
         self._agree(step)
-        for group in engine.optimizer.param_groups:
+        for group in self.engine.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, batch.step, config.train.steps)
         # Gradients are averaged over the world and divided by accumulation; the loss is a mean over all targets.
         scale = dist.get_world_size() * config.accumulation / max(batch.global_num_targets, 1)
@@ -150,8 +149,7 @@ class Trainer:
         for micro, plan in zip(batch.micro_batches, step.plans):
             loss = self._loss(micro, plan)
             loss_sum += loss.detach()
-            engine.backward(loss * scale)
-            engine.step()
+            self.engine.backward(loss * scale)
         seconds = time.perf_counter() - begin
         return self._figures(step, loss_sum, wait_s, seconds)
 
