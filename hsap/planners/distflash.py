@@ -31,10 +31,9 @@ def distflash(problem: Problem) -> Strategy:
 def help_early(distance: np.ndarray, num_ranks: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
     """Balance a causal triangle of `num_ranks` shards: (whether KV's rank helps, step), per block below the diagonal.
 
-    distance: query's rank - KV's rank, in [0, num_ranks).
+    distance: query's rank - KV's rank, in [0, num_ranks), num_ranks >= 1; distance 0 is step 0, at home.
     """
     helps = 2 * distance >= num_ranks
-    helps &= distance > 0
     return helps, np.where(helps, num_ranks - distance, distance)
 
 
