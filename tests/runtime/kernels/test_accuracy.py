@@ -32,8 +32,8 @@ def errors(kernel, works, inputs, truth, dtype):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-# Native half-precision output is judged as accumulated: rounding the sum once more costs a factor of up to sqrt(2), which
-# float32 output doesn't pay, so that is judged as the model gets it.
+# Native half-precision output is judged as accumulated: rounding the sum once more costs up to a factor of sqrt(2).
+# Float32 output doesn't pay that, so it's judged as the model gets it.
 @pytest.mark.parametrize(
     ("dtype", "float32_output", "judged", "bar"),
     [
