@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, UNBOUNDED, Kind, kinds, shrink
+from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, kinds, shrink
 from hsap.ir.span import coalesce, positions
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
@@ -147,7 +147,6 @@ def split_windows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cut_above = (kinds(table) & Kind.CAUSAL) != 0
     above[:, Q1] = np.where(cut_above, np.minimum(table[:, Q1], bends), table[:, Q1])
     below[:, Q0] = above[:, Q1]
-    below[:, HI] = UNBOUNDED
     pieces, origin = shrink(np.concatenate([above, below]))
     pieces = pieces[np.argsort(origin % max(len(table), 1), kind="stable")]
     kind = kinds(pieces)

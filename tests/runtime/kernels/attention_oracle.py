@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from hsap.ir import slice as sl
-from hsap.runtime.kernels import HeadRun, Work, accumulator_dtype, reset
+from hsap.runtime.kernels import LSE_DTYPE, HeadRun, Work, accumulator_dtype, reset
 from hsap.runtime.kernels.delta import row_delta
 
 SCALE = 0.3
@@ -71,7 +71,8 @@ def tensors(num_q, num_k, heads, dim, dtype, seed=0):
 def run_forward(kernel, works, q, kv, scale=SCALE):
     """Fold several works into one fresh accumulator."""
     acc = accumulator_dtype(q.dtype)
-    o, lse = (torch.empty(shape, dtype=acc, device=q.device) for shape in (q.shape, q.shape[:2]))
+    o = torch.empty(q.shape, dtype=acc, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=LSE_DTYPE, device=q.device)
     reset(o, lse)
     for work in works:
         kernel.attend(kernel.prepare(work, q.device), q, kv, o, lse, scale)

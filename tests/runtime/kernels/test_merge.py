@@ -58,6 +58,8 @@ def test_an_empty_side_changes_no_bit():
     part = (torch.randn(5, 2, 8), torch.randn(5, 2) * 1e4)
     o, lse = torch.empty(5, 2, 8), torch.empty(5, 2)
     reset(o, lse)
+    merge(o, lse, torch.ones(5, 2, 8), torch.full((5, 2), -torch.inf))
+    assert not o.any() and torch.isneginf(lse).all()
     merge(o, lse, *part)
     assert torch.equal(o, part[0]) and torch.equal(lse, part[1])
     merge(o, lse, torch.ones(5, 2, 8), torch.full((5, 2), -torch.inf))

@@ -106,6 +106,12 @@ def test_documents_shorter_than_the_window_join_the_longer_ones():
     assert call.window == (7, 0) and call.q.cu_seqlens.tolist() == [0, 5, 6, 40, 48]
 
 
+def test_a_document_longer_than_another_ones_window_keeps_its_own_call():
+    for length, num_calls in ((8, 1), (9, 2)):
+        calls = call_windows([(0, length, 0, length, -sl.UNBOUNDED, 0), (length, 40, length, 40, -7, 0)])
+        assert len(calls) == num_calls
+
+
 def test_a_full_rectangle_keeps_its_own_call():
     calls = call_windows([(0, 9, 0, 9, -sl.UNBOUNDED, 0), (9, 10, 9, 10), (10, 12, 0, 9)])
     assert sorted(call.window for call in calls) == [(-1, -1), (-1, 0)]
