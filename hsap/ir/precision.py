@@ -1,7 +1,8 @@
 """Precision: the dtype of every buffer, and so the bytes of a row.
 
 Accumulators are wider than what travels: float32 for half-precision inputs, float64 for float32 ones, so that a merge
-over many ranks adds no error to the kernel's own.
+over many ranks adds no error to the kernel's own. An accumulator's lse is float64 always: it is small beside o, and in
+float32 its error would double over 16 merges and enter every gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ ALIGNMENT = 256
 class Precision:
     """Dtype names.
 
-    io: q, k, v, do and results. wire: partial o, dq, dkv on the network. acc: accumulators. stat: lse and delta.
+    io: q, k, v, do and results. wire: partial o, dq, dkv on the network. acc: accumulators. stat: lse and delta outside of
+    accumulators.
     """
 
     io: str
@@ -44,7 +46,7 @@ class Precision:
 
     def stat_dtype_of(self, acc: bool) -> str:
         """Dtype name of a buffer's lse and delta."""
-        return self.acc if acc else self.stat
+        return "fp64" if acc else self.stat
 
 
 def elements_per_row(role: np.ndarray, heads: np.ndarray, head_dim: int) -> np.ndarray:
@@ -65,7 +67,7 @@ def row_bytes(precision: Precision, role, space, acc, heads, head_dim: int) -> t
     partial = (role == Role.O) | (role == Role.DQ) | (role == Role.DKV)
     narrow = np.where(partial & (space == Space.ARENA), DTYPE_BYTES[precision.wire], DTYPE_BYTES[precision.io])
     size = np.where(wide, DTYPE_BYTES[precision.acc], narrow)
-    stat = np.where(wide, DTYPE_BYTES[precision.acc], DTYPE_BYTES[precision.stat])
+    stat = np.where(wide, DTYPE_BYTES["fp64"], DTYPE_BYTES[precision.stat])
     return elements_per_row(role, heads, head_dim) * size, stats_per_row(role, heads) * stat
 
 

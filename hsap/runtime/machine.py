@@ -97,7 +97,8 @@ class Machine:
         decoded = self.decode(mask, BACKWARD)
         memory, views = decoded.memory, decoded.memory.views
         stat = TORCH_DTYPES[self.precision.stat]
-        stats = torch.stack((kept.lse.to(stat), row_delta(do, kept.o).to(stat)), dim=1)
+        delta = row_delta(do, kept.o.to(TORCH_DTYPES[self.precision.acc]))
+        stats = torch.stack((kept.lse.to(stat), delta.to(stat)), dim=1)
         views[memory.index(Space.INPUT, Role.Q)] = View(kept.q)
         views[memory.index(Space.INPUT, Role.KV)] = View(kept.kv)
         views[memory.index(Space.INPUT, Role.DO)] = View(do.contiguous(), stats)

@@ -70,7 +70,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     settings = deepspeed_settings(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     if config.engine.zero_stage == 3:
-        with deepspeed.zero.Init(config_dict_or_path=settings, dtype=dtype):
+        # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
+        with deepspeed.zero.Init(config_dict_or_path=settings):
             model = Llama(model_config)
         initialise(model, config.train.seed, lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0))
     else:
