@@ -40,7 +40,7 @@ def read_listing(text: str) -> Listing:
     lines: list[Line] | None = None
     for number, raw in enumerate(text.split("\n"), 1):
         words = Words(number, re.sub(r"\$\s+", "$", re.sub(r"^(\s*[0-9]{1,9})\s*:", r"\1: ", raw)))
-        if not words.words or set("".join(words.words)) <= {"…", "."}:
+        if set("".join(words.words)) <= {"…", "."}:
             continue
         if words.peek().lower() == "rank":
             words.at += 1
@@ -67,6 +67,8 @@ def _read_line(words: Words, at_least: int) -> Line:
             raise words.fail(f"an index of at least {at_least}")
     op, role, peer, names = words.operation()
     words.end()
+    if op in (Op.SEND, Op.RECV) and (role == Role.NONE or peer < 0):
+        raise ValueError(f"line {words.number}: a transfer needs a role and a rank, as in create $send-op $kv %1")
     return Line(index, op, role, peer, names)
 
 

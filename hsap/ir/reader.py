@@ -15,6 +15,7 @@ from hsap.ir.program import COLUMN_WIDTHS, NONE, Buffers, Programs, Role, Space,
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.spelling import HEADER, Words, place_names, whole_share
 
+JSON_LINES = (["problem"], ["planner"], ["options"])
 SPAN = r"\[N,N\)"
 
 
@@ -79,7 +80,7 @@ class _Lines:
             self.at += 1
             line = self.lines[self.at - 1]
             # A JSON value may contain a semicolon, so these lines have no comments.
-            body = line if line.startswith(("problem ", "planner ", "options ")) else line.partition(";")[0]
+            body = line if line.split(maxsplit=1)[:1] in JSON_LINES else line.partition(";")[0]
             if body.strip():
                 return Words(self.at, body)
         return Words(self.at, "")
@@ -119,7 +120,7 @@ def _problem(lines: _Lines) -> Problem:
     data: dict[str, Any] = {}
     first = lines.current
     while lines.starts("problem"):
-        name = [*lines.current.words, ""][1]
+        name = lines.current.words[1]
         data[name] = lines.json("problem", name)
     try:
         if Topology.parse(data["topology"]).num_ranks > len(lines.lines):
@@ -222,10 +223,10 @@ def _programs(lines: _Lines, problem: Problem) -> Programs:
         offsets.append(len(code))
     programs = _columns(buffer_offsets, buffers, offsets, code)
     for line, rank, index, names in copies:
-        real = place_names(programs.buffers, rank, programs.buf[index, :2].tolist())
-        if names != real:
+        source, target = place_names(programs.buffers, rank, programs.buf[index, :2].tolist())
+        if names != (source, target):
             raise ValueError(
-                f"line {line.number}: the copy's buffers are ${real[0]} ${real[1]}, not ${' $'.join(names)}"
+                f"line {line.number}: this copy goes from ${source} to ${target}, not ${' to $'.join(names)}"
             )
     return programs
 

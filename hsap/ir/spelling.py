@@ -30,7 +30,7 @@ MNEMONICS = {
 """How each op is written; a copy's role is joined to it, as in `copy-q`."""
 
 ROLES = {role: role.name.lower() for role in Role if role != Role.NONE}
-_ROLE_OF = {name: role for role, name in ROLES.items()}
+_ROLE_OF = {role.name.lower(): role for role in Role}
 _OP_OF = {word: op for op, word in MNEMONICS.items() if " " not in word} | {"computing": Op.ATTEND}
 _CREATED = {"$send-op": Op.SEND, "$recv-op": Op.RECV}
 
@@ -44,16 +44,16 @@ class Words:
     """The words of one line, taken from the left; every complaint names the line and what was expected."""
 
     def __init__(self, number: int, text: str) -> None:
-        self.number, self.words, self.at = number, text.split(), 0
+        self.number, self.words, self.at = number, [*text.split(), ""], 0
 
     def fail(self, expected: str) -> ValueError:
         """Make the error that says what should stand here."""
-        found = repr(self.words[self.at]) if self.at < len(self.words) else "the end of the line"
+        found = repr(self.peek()) if self.peek() else "the end of the line"
         return ValueError(f"line {self.number}: expected {expected}, found {found}")
 
     def peek(self) -> str:
         """The next word, empty at the end of the line."""
-        return self.words[self.at] if self.at < len(self.words) else ""
+        return self.words[self.at]
 
     def take(self, pattern: str, expected: str) -> re.Match:
         """Take the next word, which must match as a whole."""
@@ -96,7 +96,7 @@ class Words:
     def role(self) -> Role:
         """Take `$q`, `$kv`, …"""
         if self.peek()[1:] not in _ROLE_OF or self.peek()[:1] != "$":
-            raise self.fail("a role, one of " + " ".join(f"${name}" for name in _ROLE_OF))
+            raise self.fail("a role, one of " + " ".join(f"${name}" for name in ROLES.values()))
         self.at += 1
         return _ROLE_OF[self.words[self.at - 1][1:]]
 
@@ -121,7 +121,7 @@ class Words:
 
     def end(self) -> None:
         """Insist that nothing follows."""
-        if self.at < len(self.words):
+        if self.peek():
             raise self.fail("the end of the line")
 
 

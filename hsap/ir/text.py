@@ -122,7 +122,7 @@ def _buffer(plan: Plan, buffers: Buffers, i: int) -> str:
 def _instruction(plan: Plan, mask: int, programs: Programs, i: int, rank: int, share: list[int]) -> str:
     op, role, peer = Op(int(programs.op[i])), Role(int(programs.role[i])), int(programs.peer[i])
     words = [_operation(programs, i, rank, op, role)]
-    if peer != NONE:
+    if peer != NONE or op in (Op.SEND, Op.RECV):
         words.append(f"%{peer}")
     if programs.round[i] != NONE:
         words.append(f"round {programs.round[i]}")
@@ -148,7 +148,8 @@ def _operation(programs: Programs, i: int, rank: int, op: Op, role: Role) -> str
     if op == Op.COPY:
         source, target = place_names(programs.buffers, rank, programs.buf[i, :2].tolist())
         return f"copy{'-' + ROLES[role] if role != Role.NONE else ''} ${source} ${target}"
-    return MNEMONICS[op] + (f" ${ROLES[role]}" if role != Role.NONE else "")
+    named = role != Role.NONE or op in (Op.SEND, Op.RECV)
+    return MNEMONICS[op] + (f" ${role.name.lower()}" if named else "")
 
 
 def _rows(pair: np.ndarray) -> list[str]:

@@ -11,9 +11,10 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import Op, Role
 
 FORWARD, BACKWARD = 0, 1
+HEADS = HeadShape(4, 2, 8, "bf16")
 
 
-def ring(lengths, topology, heads=HeadShape(4, 2, 8, "bf16"), **more):
+def ring(lengths, topology, heads=HEADS, **more):
     return compile(Problem(Layout.from_lengths(lengths), heads, Topology.parse(topology), **more), "ring")
 
 
