@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from hsap.ir.plan import Plan
 from hsap.ir.precision import row_bytes
-from hsap.ir.program import OPERANDS, Access, Op, Programs, Role, Space
-from hsap.ir.reshard import Reshard, reshard
+from hsap.ir.program import OPERANDS, Access, Op, Programs, Space
 from hsap.ir.slice import area
 
 
@@ -108,30 +107,26 @@ def flows(plan: Plan, programs: Programs) -> Flows:
     row, stat = row_bytes(plan.precision, *kind, programs.heads[send], plan.problem.heads.head_dim)
     ends = np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
     num_rows = ends[programs.rows[send, 1]] - ends[programs.rows[send, 0]]
-    rank = programs.rank
-    messages = [np.stack([send, rank[send], programs.peer[send].astype(np.int64), num_rows * (row + stat)])]
-    exchange = np.flatnonzero(programs.op == Op.ALL_TO_ALL)
-    messages += [_pieces(plan, programs, int(i), int(rank[i])) for i in exchange]
-    table = np.concatenate(messages, axis=1)
+    sent = np.stack([send, programs.rank[send], programs.peer[send].astype(np.int64), num_rows * (row + stat)])
+    table = np.concatenate([sent, _exchanged(plan, programs)], axis=1)
     return Flows(*table[:, np.argsort(table[0], kind="stable")])
 
 
-def _pieces(plan: Plan, programs: Programs, at: int, rank: int) -> np.ndarray:
-    """Messages that an AllToAll sends: int64 [4, n], the columns of `Flows`."""
-    shape = reshard_of(plan, programs, at, rank)
-    first = rank - rank % plan.problem.topology.intra_sp
-    sent = [(at, rank, first + p.peer, p.num_bytes) for p in shape.sends if first + p.peer != rank]
-    return np.array(sent, np.int64).reshape(-1, 4).T
-
-
-def reshard_of(plan: Plan, programs: Programs, at: int, rank: int) -> Reshard:
-    """Pieces of the AllToAll at an index of a rank's stream (over all ranks)."""
+def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
+    """Messages of all AllToAlls, as `reshard` lays them out: int64 [4, n], the columns of `Flows`."""
+    at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)[:, None]
+    src = programs.rank[at]
     intra = plan.problem.topology.intra_sp
-    first = rank - rank % intra
-    tokens = plan.tokens_per_rank[first : first + intra].tolist()
-    to_column = bool(programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT)
-    role = Role(int(programs.role[at]))
-    return reshard(role, to_column, plan.problem.heads, plan.precision, tokens, rank - first)
+    dst = src - src % intra + np.arange(intra)
+    to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
+    shares = np.array([astuple(share) for share in plan.problem.heads.shares(intra)])
+    # Towards the column: own rows with the neighbour's heads. Back home: the neighbour's rows with own heads.
+    heads = shares[np.where(to_column, dst, src) % intra]
+    num_rows = plan.tokens_per_rank[np.where(to_column, src, dst)]
+    role = programs.role[at]
+    row, stat = row_bytes(plan.precision, role, Space.ARENA, False, heads, plan.problem.heads.head_dim)
+    table = np.stack(np.broadcast_arrays(at, src, dst, num_rows * (row + stat)))
+    return table[:, src != dst]
 
 
 def moved_bytes(plan: Plan, programs: Programs) -> np.ndarray:

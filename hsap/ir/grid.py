@@ -49,7 +49,7 @@ class Grid:
         width = max([len(str(self.num_shards - 1)), *(len(text) for text in self.text.tolist())])
         paint = self._paint if colour else lambda text, padded: padded
         label = len(str(max(self.num_shards - 1, 0)))
-        lines = [" " * (label + 4) + " ".join(f"{kv:>{width}}" for kv in range(self.num_shards))]
+        lines = [" " * (label + 5) + " ".join(f"{kv:>{width}}" for kv in range(self.num_shards))]
         for q, row in enumerate(rows):
             lines.append(f"q {q:>{label}} | " + " ".join(paint(text, f"{text:>{width}}") for text in row))
         return "\n".join(lines)

@@ -24,9 +24,10 @@ def read_plan(text: str) -> Plan:
     lines = _Lines(text)
     lines.current.word(*HEADER.split())
     lines.done()
-    planner, options = lines.json("planner"), lines.json("options")
-    if not isinstance(planner, str) or not isinstance(options, dict):
-        raise ValueError("the line planner needs a string and the line options a JSON object")
+    lines.current.word("planner")
+    planner = lines.json(str, "a JSON string")
+    lines.current.word("options")
+    options = lines.json(dict, "a JSON object")
     problem = _problem(lines)
     shards = lines.table("shard", _shard)
     spans = _spans(lines)
@@ -103,14 +104,15 @@ class _Lines:
             self.done()
         return out
 
-    def json(self, *words: str) -> Any:
-        """Read a line of these words and one JSON value."""
+    def json(self, kind: type = object, expected: str = "a JSON value") -> Any:
+        """Read what is left of the current line as one JSON value of that kind, and go to the next line."""
         line = self.current
-        line.word(*words)
         try:
-            value = json.loads(self.lines[self.at - 1].split(maxsplit=len(words))[len(words)])
+            value = json.loads(self.lines[self.at - 1].split(maxsplit=line.at)[line.at])
         except (ValueError, IndexError, RecursionError):
-            raise line.fail("a JSON value") from None
+            raise line.fail(expected) from None
+        if not isinstance(value, kind):
+            raise line.fail(expected)
         self.current = self._next()
         return value
 
@@ -120,8 +122,9 @@ def _problem(lines: _Lines) -> Problem:
     data: dict[str, Any] = {}
     first = lines.current
     while lines.starts("problem"):
-        name = lines.current.words[1]
-        data[name] = lines.json("problem", name)
+        lines.current.word("problem")
+        name = lines.current.take("[a-z_]+", "a part of the problem")[0]
+        data[name] = lines.json()
     try:
         if Topology.parse(data["topology"]).num_ranks > len(lines.lines):
             raise ValueError(f"topology {data['topology']} has more ranks than the text has lines; it is cut short")

@@ -24,6 +24,7 @@ without heads is for its rank's whole share.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -96,9 +97,9 @@ def _placement(plan: Plan) -> list[str]:
     for i in range(0, len(plan.spans), SPANS_A_LINE):
         lines.append(f"spans {i} {_spans(plan.spans[i : i + SPANS_A_LINE])}")
     lines += [f"column {i} rows {a}:{b}" for i, (a, b) in enumerate(plan.column_rows.tolist())]
-    tokens = plan.tokens_per_rank.tolist()
-    lines += [f"rank {i} rows {a}:{b}  ; {tokens[i]} tokens" for i, (a, b) in enumerate(plan.rank_rows.tolist())]
-    return lines
+    return lines + [
+        f"rank {i} rows {a}:{b}{_positions(plan, (a, b))}" for i, (a, b) in enumerate(plan.rank_rows.tolist())
+    ]
 
 
 def _spans(table: np.ndarray) -> str:
@@ -161,9 +162,9 @@ def _heads(heads: list[int]) -> str:
     return "heads q{}:{} kv{}:{}".format(*heads)
 
 
-def _positions(plan: Plan, pair: np.ndarray) -> str:
-    """Comment with the token positions of a row range."""
-    a, b = pair.tolist()
+def _positions(plan: Plan, pair: Sequence[int]) -> str:
+    """Comment with the token positions of a row range; nothing where a damaged plan points outside the table."""
+    a, b = (int(i) for i in pair)
     if not 0 <= a < b <= len(plan.spans):
         return ""
     more = f" and {b - a - SPANS_SHOWN} more" if b - a > SPANS_SHOWN else ""

@@ -9,6 +9,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import Op, Role
+from hsap.ir.reshard import reshard
 
 FORWARD, BACKWARD = 0, 1
 HEADS = HeadShape(4, 2, 8, "bf16")
@@ -63,6 +64,22 @@ def test_all_to_all_with_unequal_head_shares():
     plan = ring([3], "1x2", HeadShape(3, 3, 8, "fp32"))  # one and two tokens; shares of two heads and one
     moved = [(rank, role, num_bytes) for rank, role, num_bytes in sent(plan, FORWARD, Op.ALL_TO_ALL) if role == Role.Q]
     assert moved == [(0, Role.Q, 1 * 1 * 32), (1, Role.Q, 2 * 2 * 32)]
+
+
+@pytest.mark.parametrize("heads", [HeadShape(8, 2, 4), HeadShape(9, 3, 4, "fp32"), HeadShape(28, 4, 2, "fp16")])
+@pytest.mark.parametrize("topology", ["1x2", "2x3", "1x8"])
+def test_all_to_all_carries_what_reshard_lays_out(heads, topology):
+    plan = ring([13, 1, 20], topology, heads)
+    intra = plan.problem.topology.intra_sp
+    tokens = plan.tokens_per_rank.tolist()
+    for programs in plan.programs[0]:
+        moved = moved_bytes(plan, programs)
+        for i in np.flatnonzero(programs.op == Op.ALL_TO_ALL):
+            rank, role = int(programs.rank[i]), Role(int(programs.role[i]))
+            index, group = rank % intra, tokens[rank - rank % intra :][:intra]
+            to_column = role in (Role.Q, Role.KV, Role.DO)
+            shape = reshard(role, to_column, heads, plan.precision, group, index)
+            assert moved[i] == sum(piece.num_bytes for piece in shape.sends if piece.peer != index)
 
 
 def test_received_and_internode_bytes():

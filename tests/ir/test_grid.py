@@ -94,7 +94,7 @@ def test_ring_is_computed_at_the_query_and_one_hop_a_stage():
 def test_drawing_lines_cells_up_and_colour_only_adds_escapes():
     grid = Grid(2, np.array([0, 1, 1]), np.array([0, 0, 1]), np.array(["A1", "B", "10+3"]))
     plain = grid.draw()
-    assert plain.split("\n") == ["        0    1", "q 0 |   A1    ·", "q 1 |    B 10+3"]
+    assert plain.split("\n") == ["         0    1", "q 0 |   A1    ·", "q 1 |    B 10+3"]
     painted = grid.draw(colour=True)
     for escape in {part.split("m")[0] for part in painted.split("\x1b[")[1:]}:
         painted = painted.replace(f"\x1b[{escape}m", "")

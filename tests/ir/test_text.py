@@ -1,5 +1,6 @@
 """The text form: exact round trips, the paper's listings, and what malformed text gets."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +68,9 @@ Rank 3
 
 def small(lengths=(7, 5, 3), topology="2x1", planner="ring", heads=HEADS, **more):
     return compile(Problem(Layout.from_lengths(lengths), heads, Topology.parse(topology), **more), planner)
+
+
+TINY = small([3, 2], "2x1", "zigzag").text()
 
 
 def assert_same(read: Plan, plan: Plan):
@@ -154,8 +158,8 @@ def edited(pattern, replacement):
     ("pattern", "replacement", "words"),
     [
         ("hsap-plan-text 1", "hsap-plan-text 2", "line 1: expected '1', found '2'"),
-        ('planner "ring"', "planner ring", "line 3: expected a JSON value"),
-        ('planner "ring"', "planner 3", "needs a string"),
+        ('planner "ring"', "planner ring", "line 3: expected a JSON string"),
+        ('planner "ring"', "planner 3", "line 3: expected a JSON string, found '3'"),
         ("options {}", "options " + "[" * 10000, "JSON"),
         ('topology "2x1"', 'topology "3x1"', "3 columns and 3 ranks"),
         ('topology "2x1"', 'topology "999999999x1"', "more ranks than the text has lines"),
@@ -208,6 +212,43 @@ def test_text_cut_short_at_any_line_is_refused():
             continue
         # What was cut can only be the end of the last stream, which is a plan too: a verifier's case.
         assert lines[count].startswith(("#", "stage", "b")) and read != small([3], "1x1")
+
+
+JUNK = [
+    "",
+    "-",
+    "->",
+    "b",
+    "b0",
+    "b-9",
+    "#",
+    "#0",
+    "$",
+    "$q",
+    "$none",
+    "%",
+    "%-1",
+    "-1:-1",
+    "9999999999999999999999",
+    "0",
+]
+JUNK += ["heads", "rows", "stage", "stream", "create", "copy-", "copy", "[]", "{}", "null", "[[[", '"1x1"', ";", "Rank"]
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_damaged_text_is_refused_or_read_and_nothing_else(data):
+    words = TINY.split(" ")
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        words[at] = data.draw(st.sampled_from([*JUNK, words[at] + "\n", words[at][:-1], words[at] + "0"]))
+    damaged = " ".join(words)
+    try:
+        plan = parse(damaged)
+    except ValueError as error:
+        assert re.match(r"line \d+: ", str(error))
+    else:
+        assert_same(parse(plan.text()), plan)
 
 
 def test_more_text_than_the_limit_is_refused(monkeypatch):
