@@ -211,6 +211,7 @@ def _show(plan: Plan, figures: dict, rank: int | None) -> None:
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(_summary(figures))
+    print("\nhome rank of each shard: " + _row(plan.shards.home.tolist()))
     print("\npatterns, a row per query shard\n" + pattern_grid(plan.shards, plan.slices[0]).draw(colour))
     charts = plan.chart[0]
     same = charts[0].tobytes() == charts[1].tobytes()

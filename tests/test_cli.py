@@ -50,6 +50,7 @@ def test_plan_prints_figures_grids_and_every_stream(judged, capsys):
     assert "2 ranks, 11 tokens, stages: 1" in out and "verified: yes" in out
     assert "tokens per rank: 5 6 (max/mean 1.091)" in out
     assert "area per rank:   15 21 (max/mean 1.167)" in out
+    assert "home rank of each shard: 0 1\n" in out
     assert "q 0 | A1  ·\nq 1 |  · A1" in out
     assert out.count("stream rank 0") == out.count("stream rank 1") == 2
     assert "create $send-op $kv %1" in out

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.block import Shards, cut_blocks
+from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.plan import Plan
-from hsap.ir.slice import HI, K0, K1, Q0, Q1, Kind, kinds
 
 NOTHING = "·"
-OTHER = "B"
+NAMES = np.array(["B" if pattern == Pattern.OTHER else pattern.name for pattern in Pattern])
 MAX_DRAWN = 32
 """Shards up to which a grid is drawn cell by cell."""
 RUNS_SHOWN = 12
@@ -77,31 +77,7 @@ class Grid:
 def pattern_grid(shards: Shards, slices: np.ndarray) -> Grid:
     """Name the pattern of every cell. slices: int64 [n, 6], the mask's, canonical."""
     blocks = cut_blocks(shards, slices)
-    spans = shards.spans[shards.offsets[:-1]]
-    contiguous = np.diff(shards.offsets) == 1
-    owner = np.repeat(np.arange(len(blocks)), np.diff(blocks.offsets))
-    q, kv = spans[blocks.q], spans[blocks.kv]
-    # On the diagonal: causal squares, one a document, that fill the shard.
-    square = (blocks.slices[:, [Q0, Q1]] == blocks.slices[:, [K0, K1]]).all(axis=1) & _causal(blocks.slices)
-    filled = np.zeros(len(blocks), np.int64)
-    np.add.at(filled, owner, np.where(square, blocks.slices[:, Q1] - blocks.slices[:, Q0], 0))
-    all_square = np.ones(len(blocks), bool)
-    np.logical_and.at(all_square, owner, square)
-    diagonal = (blocks.q == blocks.kv) & all_square & (filled == q[:, 1] - q[:, 0])
-    # Below it: one full rectangle, from the query shard's first row and to the KV shard's last.
-    piece = blocks.slices[blocks.offsets[:-1]]
-    whole = (np.diff(blocks.offsets) == 1) & (kinds(piece) == Kind.FULL)
-    cross = whole & (kv[:, 1] <= q[:, 0]) & (piece[:, Q0] == q[:, 0]) & (piece[:, K1] == kv[:, 1])
-    number = 2 + (piece[:, Q1] < q[:, 1]) + 2 * (piece[:, K0] > kv[:, 0])
-    named = np.where(diagonal, "A1", np.where(cross, np.char.add("A", number.astype(str)), OTHER))
-    named = np.where(contiguous[blocks.q] & contiguous[blocks.kv], named, OTHER)
-    return Grid(len(shards), blocks.q, blocks.kv, named)
-
-
-def _causal(slices: np.ndarray) -> np.ndarray:
-    """Whether canonical slices are a whole causal square; one token is both causal and full."""
-    one = (slices[:, Q1] - slices[:, Q0] == 1) & (slices[:, K1] - slices[:, K0] == 1)
-    return ((kinds(slices) == Kind.CAUSAL) & (slices[:, HI] == 0)) | one
+    return Grid(len(shards), blocks.q, blocks.kv, NAMES[patterns(shards, blocks)])
 
 
 def chart_grids(plan: Plan, mask: int = 0, direction: int = 0) -> tuple[Grid, Grid]:
