@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"hsap {arguments.command}: {error}", file=sys.stderr)
         return BAD_INPUT
+    except OverflowError as error:
+        print(f"hsap {arguments.command}: a number is too large to count with ({error})", file=sys.stderr)
+        return BAD_INPUT
     return code
 
 

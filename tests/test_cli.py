@@ -158,6 +158,7 @@ def test_options_of_a_planner():
     [
         (["--lengths", "5,x"], "'x'"),
         (["--lengths", "5,0"], "length 0"),
+        (["--lengths", "5," + "9" * 30], "too large"),
         (["--lengths", "5", "--planner", "nobody"], "known planners are"),
         (["--lengths", "5", "--planner", "ring:speed=1"], "unknown option 'speed'"),
         (["--lengths", "5", "--planner", "ring:speed"], "can't read the option 'speed'"),
@@ -203,16 +204,23 @@ def test_verify_reads_listings(judged, tmp_path):
     assert judged.subjects == [parse(LISTING)]
 
 
-@pytest.mark.skipif(not hasattr(hsap.verify, "verify"), reason="no verifier")
-def test_with_the_real_verifier(capsys, tmp_path):
-    plan, listing = tmp_path / "a.plan", tmp_path / "listing.txt"
-    assert main(["plan", "--lengths", "5,1,9", "--topology", "2x2", "-o", str(plan), *SMALL]) == 0
+has_verifier = pytest.mark.skipif(not hasattr(hsap.verify, "verify"), reason="no verifier")
+
+
+@has_verifier
+def test_the_verifier_accepts_what_is_planned(capsys, tmp_path):
+    path = tmp_path / "a.plan"
+    assert main(["plan", "--lengths", "5,1,9", "--topology", "2x2", "-o", str(path), *SMALL]) == 0
     assert "verified: yes" in capsys.readouterr().out
-    assert main(["verify", str(plan)]) == 0
-    listing.write_text(LISTING)
-    capsys.readouterr()
-    assert main(["verify", str(listing)]) == 1
-    assert "kv" in capsys.readouterr().out
+    assert main(["verify", str(path)]) == 0
+
+
+@has_verifier
+def test_the_verifier_refuses_a_listing_without_partners(capsys, tmp_path):
+    path = tmp_path / "listing.txt"
+    path.write_text(LISTING)
+    assert main(["verify", str(path)]) == 1
+    assert "sends kv to rank 1, which never receives it" in capsys.readouterr().out
 
 
 def test_the_command_line_starts_without_torch():
