@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from hsap.ir.program import OPERANDS, Access, Op, Programs
+from hsap.ir.plan import Plan
+from hsap.ir.precision import row_bytes
+from hsap.ir.program import OPERANDS, Access, Op, Programs, Space
+from hsap.ir.slice import area
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,3 +73,73 @@ def live_ranges(programs: Programs) -> tuple[np.ndarray, np.ndarray]:
 def is_accumulator(access: np.ndarray) -> np.ndarray:
     """Whether a touch folds into its buffer."""
     return access == Access.ADD
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flows:
+    """Every message between two ranks as columns, in instruction order: int64 [n] each.
+
+    at: index of the instruction that sends it. src, dst: ranks, never the same for an AllToAll: what stays is no
+    message. num_bytes: rows and statistics, without alignment.
+    """
+
+    at: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    num_bytes: np.ndarray
+
+    def received(self, num_ranks: int) -> np.ndarray:
+        """Bytes that each rank receives: int64 [num_ranks]."""
+        total = np.zeros(num_ranks, np.int64)
+        np.add.at(total, self.dst, self.num_bytes)
+        return total
+
+    def between_nodes(self, node_of: np.ndarray) -> int:
+        """Bytes that leave their node; node_of: node of each rank."""
+        return int(self.num_bytes[node_of[self.src] != node_of[self.dst]].sum())
+
+
+def flows(plan: Plan, programs: Programs) -> Flows:
+    """List what sends and AllToAlls carry."""
+    send = np.flatnonzero(programs.op == Op.SEND)
+    buffers, held = programs.buffers, programs.buf[send, 0]
+    kind = (buffers.role[held], buffers.space[held], buffers.acc[held])
+    row, stat = row_bytes(plan.precision, *kind, programs.heads[send], plan.problem.heads.head_dim)
+    ends = np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
+    num_rows = ends[programs.rows[send, 1]] - ends[programs.rows[send, 0]]
+    sent = np.stack([send, programs.rank[send], programs.peer[send].astype(np.int64), num_rows * (row + stat)])
+    table = np.concatenate([sent, _exchanged(plan, programs)], axis=1)
+    return Flows(*table[:, np.argsort(table[0], kind="stable")])
+
+
+def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
+    """Messages of all AllToAlls, as `reshard` lays them out: int64 [4, n], the columns of `Flows`."""
+    at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)[:, None]
+    src = programs.rank[at]
+    intra = plan.problem.topology.intra_sp
+    dst = src - src % intra + np.arange(intra)
+    to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
+    shares = np.array([astuple(share) for share in plan.problem.heads.shares(intra)])
+    # Towards the column: own rows with the neighbour's heads. Back home: the neighbour's rows with own heads.
+    heads = shares[np.where(to_column, dst, src) % intra]
+    num_rows = plan.tokens_per_rank[np.where(to_column, src, dst)]
+    role = programs.role[at]
+    row, stat = row_bytes(plan.precision, role, Space.ARENA, False, heads, plan.problem.heads.head_dim)
+    table = np.stack(np.broadcast_arrays(at, src, dst, num_rows * (row + stat)))
+    return table[:, src != dst]
+
+
+def moved_bytes(plan: Plan, programs: Programs) -> np.ndarray:
+    """Bytes that each instruction sends to other ranks: int64 [n], rows and statistics without alignment."""
+    sent = flows(plan, programs)
+    total = np.zeros(len(programs), np.int64)
+    np.add.at(total, sent.at, sent.num_bytes)
+    return total
+
+
+def attended_pairs(programs: Programs, slices: np.ndarray) -> np.ndarray:
+    """Visible pairs times query heads that each instruction computes: int64 [n]. slices: the mask's slice table."""
+    ends = np.concatenate([[0], np.cumsum(area(slices))])
+    computes = (programs.op == Op.ATTEND) | (programs.op == Op.ATTEND_GRAD)
+    lo, hi = np.where(computes[:, None], programs.slices, 0).T
+    return (ends[hi] - ends[lo]) * programs.heads[:, 1].astype(np.int64)

@@ -1,0 +1,74 @@
+"""Summary: a plan in figures, as JSON values with fixed names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hsap.ir.effects import attended_pairs, flows
+from hsap.ir.plan import Plan
+from hsap.ir.program import Programs
+from hsap.ir.schedule import DIRECTIONS
+
+
+def summary(plan: Plan) -> dict:
+    """Give a plan's balance, traffic and size.
+
+    area_per_rank: visible pairs a rank computes forward, times its part of the query heads, so that the ranks add up
+    to the mask's area. imbalance: max / mean, None where there is nothing. Bytes are what instructions carry, rows and
+    statistics in wire_dtype's width where they are partial results. With several masks areas and bytes are means
+    weighted by layers, peaks and stages the largest, and `per_mask` has each mask's own.
+    """
+    layers = np.array([count for _, count in plan.problem.masks])
+    masks = [_mask(plan, mask) for mask in range(len(layers))]
+    area = np.average([mask["area_per_rank"] for mask in masks], axis=0, weights=layers)
+    tokens = plan.tokens_per_rank
+    out = {
+        "planner": plan.planner,
+        "topology": str(plan.problem.topology),
+        "ranks": plan.num_ranks,
+        "tokens": int(tokens.sum()),
+        "area_per_rank": [_plain(a) for a in area],
+        "tokens_per_rank": tokens.tolist(),
+        "area_imbalance": _imbalance(area),
+        "token_imbalance": _imbalance(tokens),
+        "stages": max(mask["stages"] for mask in masks),
+        "instructions": plan.num_instructions,
+    }
+    for direction in DIRECTIONS:
+        parts = [mask[direction] for mask in masks]
+        out[direction] = {
+            name: _plain(np.average([part[name] for part in parts], weights=layers)) for name in parts[0]
+        } | {"peak_buffer_bytes_per_rank": max(part["peak_buffer_bytes_per_rank"] for part in parts)}
+    out["wire_dtype"] = plan.precision.wire
+    if len(masks) > 1:
+        out["per_mask"] = masks
+    return out
+
+
+def _mask(plan: Plan, mask: int) -> dict:
+    heads = plan.problem.heads.num_q_heads
+    programs = plan.programs[mask][0]
+    pairs = np.zeros(plan.num_ranks, np.int64)
+    np.add.at(pairs, programs.rank, attended_pairs(programs, plan.slices[mask]))
+    stages = max(int(chart[:, 4].max(initial=-1)) + 1 for chart in plan.chart[mask])
+    out = {"area_per_rank": [_plain(a) for a in pairs / heads], "stages": stages}
+    return out | {name: _traffic(plan, plan.programs[mask][i]) for i, name in enumerate(DIRECTIONS)}
+
+
+def _traffic(plan: Plan, programs: Programs) -> dict:
+    carried = flows(plan, programs)
+    return {
+        "bytes_total": int(carried.num_bytes.sum()),
+        "bytes_internode": carried.between_nodes(plan.problem.node_of),
+        "max_recv_bytes_per_rank": int(carried.received(plan.num_ranks).max()),
+        "peak_buffer_bytes_per_rank": int(programs.arena_bytes().max()),
+    }
+
+
+def _imbalance(load: np.ndarray) -> float | None:
+    return float(load.max() / load.mean()) if load.sum() else None
+
+
+def _plain(value: float) -> int | float:
+    """A whole number as int, so that JSON shows it as one."""
+    return int(value) if float(value).is_integer() else float(value)
