@@ -142,13 +142,18 @@ def _topologies(num_ranks: int) -> str:
     return ", ".join(f"{num_ranks // m}x{m}" for m in range(1, num_ranks + 1) if num_ranks % m == 0)
 
 
-def rank_environment(environment: Mapping[str, str], device: str, out: str) -> dict[str, str]:
-    """Environment of ranks started here: nothing of the launcher above, one thread a CPU rank, the run's directory."""
-    inherited = {
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a process that must not take itself for a rank of the launcher above."""
+    return {
         name: value
         for name, value in environment.items()
         if name not in _RANK_VARIABLES and not name.startswith(("MASTER_", "TORCHELASTIC_"))
     }
+
+
+def rank_environment(environment: Mapping[str, str], device: str, out: str) -> dict[str, str]:
+    """Environment of ranks started here: nothing of the launcher above, one thread a CPU rank, the run's directory."""
+    inherited = without_launcher(environment)
     if device == "cpu":
         inherited["OMP_NUM_THREADS"] = "1"
     return {**inherited, flags.STARTED: "1", flags.OUT: out}

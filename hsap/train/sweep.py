@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hsap.train import flags
+from hsap.train.processes import without_launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Job:
 
 def run_job(topology: str, planner: str, arguments: Sequence[str], out: Path) -> Job:
     """Run this very script once more with a job's arguments, wait for it, and read DIR/metrics.jsonl."""
-    environment = {**os.environ, flags.OUT: str(out)}
+    environment = {**without_launcher(os.environ), flags.OUT: str(out)}
     environment.pop("HYDRA_FULL_ERROR", None)
     done = subprocess.run([sys.executable, os.path.abspath(sys.argv[0]), *arguments], env=environment, check=False)
     # A process ended by a signal has a negative code here; a shell's spelling keeps it between 1 and 255.

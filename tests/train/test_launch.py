@@ -131,7 +131,9 @@ def test_a_message_shows_its_traceback_when_asked(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_runs_all_jobs_and_ends_with_one_table(tmp_path):
-    done = launch(tmp_path, "out=mine", "--multirun", "+topology=2by1,2x1")
+    # As the first of two ranks of DeepSpeed's launcher: its jobs must not take themselves for that rank.
+    above = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_SIZE": "1"}
+    done = launch(tmp_path, "out=mine", "--multirun", "+topology=2by1,2x1", **above)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     rows = [line.split() for line in lines[-2:]]
@@ -141,6 +143,15 @@ def test_a_sweep_runs_all_jobs_and_ends_with_one_table(tmp_path):
         ["2x1", "sap", "3.3333", "4.5000", "200", "0"],
     ]
     assert sorted(p.name for p in (tmp_path / "mine").glob("*-*")) == ["1-2x1"]
+
+
+@pytest.mark.slow
+def test_only_rank_0_runs_a_sweep(tmp_path):
+    done = launch(tmp_path, "--multirun", "+topology=2x1,1x2", RANK="1", WORLD_SIZE="2", LOCAL_SIZE="2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    far = launch(tmp_path, "--multirun", "+topology=2x1,1x2", RANK="0", WORLD_SIZE="2", LOCAL_SIZE="1")
+    assert far.returncode == 1
+    assert "--multirun starts the ranks of its jobs on one machine" in errors(far)[0]
 
 
 @pytest.mark.slow
