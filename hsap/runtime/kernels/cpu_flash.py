@@ -11,7 +11,8 @@ from torch import Tensor
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, cut, kinds, square
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
-from hsap.runtime.kernels.work import HeadRun, Work
+from hsap.ir.heads import HeadRun
+from hsap.runtime.kernels.work import Work
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

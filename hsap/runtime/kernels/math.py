@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hsap.ir.slice import canonical
 from hsap.runtime.kernels.merge import merge
-from hsap.runtime.kernels.work import HeadRun, Work
+from hsap.ir.heads import HeadRun
+from hsap.runtime.kernels.work import Work
 
 MAX_SCORES = 1 << 22
 """Scores held at once, per head run; slices are cut into strips of rows to stay below it."""

@@ -19,7 +19,8 @@ from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, kinds, shrink
 from hsap.ir.span import coalesce, positions
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
-from hsap.runtime.kernels.work import HeadRun, Work
+from hsap.ir.heads import HeadRun
+from hsap.runtime.kernels.work import Work
 
 Rows = slice | Tensor
 """Rows of a tensor: a slice where they are contiguous, else an index tensor on the device."""

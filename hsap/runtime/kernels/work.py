@@ -9,37 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hsap.ir.heads import HeadRun
 from hsap.ir.slice import canonical
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRun:
-    """Query heads [q_first, q_first + q_count) that use KV heads [kv_first, kv_first + kv_count), evenly grouped.
-
-    Query head q_first + i uses KV head kv_first + i // (q_count // kv_count). Heads are local to the buffers.
-    """
-
-    q_first: int
-    q_count: int
-    kv_first: int
-    kv_count: int
-
-    def __post_init__(self) -> None:
-        if self.kv_count < 1 or self.q_count < 1 or self.q_count % self.kv_count:
-            raise ValueError(
-                f"a head run of {self.q_count} query heads on {self.kv_count} KV heads isn't evenly grouped; "
-                "give one run for each ratio of query to KV heads"
-            )
-
-    @property
-    def q(self) -> slice:
-        """The query heads, to index a tensor with."""
-        return slice(self.q_first, self.q_first + self.q_count)
-
-    @property
-    def kv(self) -> slice:
-        """The KV heads, to index a tensor with."""
-        return slice(self.kv_first, self.kv_first + self.kv_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +36,12 @@ class Work:
                 f"the slices of a kernel's work must be a canonical int64 table [n, 6], but they are a table of shape "
                 f"{list(self.slices.shape)} that hsap.ir.slice.canonical would change; pass it through canonical first"
             )
+        for run in self.heads:
+            if run.kv_count < 1 or run.q_count < 1 or run.q_count % run.kv_count:
+                raise ValueError(
+                    f"a head run of {run.q_count} query heads on {run.kv_count} KV heads isn't evenly grouped; "
+                    "give one run for each ratio of query to KV heads"
+                )
 
 
 class Kernel(Protocol):
