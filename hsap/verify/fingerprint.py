@@ -5,7 +5,7 @@ Let m(q, k) be how often the one table has the pair more than the other. If m is
 bilinear form in independent uniform weights: with 2^t the power of two that divides all m, and 2^s what the inner sums
 have more, the chance is at most the sum over s of 2^-s 2^-(64 - t - s), below 2^-(57 - t). Where the second table has
 no pair twice and both have equally many pairs in all, some m is -1, so t = 0: a wrong table passes with a chance below
-2^-57. Weights come from the operating system at each verification, so no file can be made to fit them.
+2^-57. The generator is seeded by the operating system at each verification, so no file can be made to fit the weights.
 
 The sum over a slice is closed form in prefix sums A and B of the weights: a row that sees keys [u, v) adds
 a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along the diagonals are prefix sums too.
@@ -13,17 +13,14 @@ a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
-from hsap.ir.span import ranges
 
 
 def random_weights(count: int) -> np.ndarray:
-    """Uniform weights in Z/2^64: uint64 [count]."""
-    return np.frombuffer(os.urandom(8 * count), np.uint64)
+    """Uniform weights in Z/2^64: uint64 [count]; the generator is seeded afresh by the operating system."""
+    return np.random.default_rng().integers(0, 1 << 64, count, np.uint64)
 
 
 def prefix(weights: np.ndarray) -> np.ndarray:
@@ -54,9 +51,10 @@ class PairWeights:
             stop = (reach - number)[np.r_[fresh[1:], True]]
             runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
         self.runs = runs
-        owner, row = ranges(runs[:, 1], runs[:, 2])
-        self.sums = prefix(self.a[row] * self.sum_b[row + runs[owner, 0]])
-        self.starts = np.cumsum(np.r_[0, runs[:, 2] - runs[:, 1]])
+        lengths = runs[:, 2] - runs[:, 1]
+        self.starts = np.cumsum(np.r_[0, lengths])
+        row = np.arange(self.starts[-1]) + np.repeat(runs[:, 1] - self.starts[:-1], lengths)
+        self.sums = prefix(self.a[row] * self.sum_b[row + np.repeat(runs[:, 0], lengths)])
 
     def along(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum a(q) B(q + e) over runs (e, first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
