@@ -12,9 +12,8 @@ import numpy as np
 from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
-from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Problem
+from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
 from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 
@@ -80,10 +79,3 @@ def _check_arena(plan: Plan) -> None:
             f"{capacity} (arena_multiple={problem.arena_multiple}); raise arena_multiple, use more ranks or another "
             "planner"
         )
-
-
-def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
-    """Bytes of the arena (HSAP §3.4): arena_multiple × tokens × heads × dim of the largest shard's q."""
-    tokens = problem.max_tokens_per_rank or tokens_per_rank
-    q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
-    return int(problem.arena_multiple * q_bytes)

@@ -131,6 +131,13 @@ class Problem:
         return mask_slices(self.layout, self.masks[mask][0])
 
 
+def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
+    """Bytes of the arena (HSAP §3.4): arena_multiple × tokens × heads × dim of the largest shard's q."""
+    tokens = problem.max_tokens_per_rank or tokens_per_rank
+    q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
+    return int(problem.arena_multiple * q_bytes)
+
+
 def _as_masks(mask: Masks | str) -> Masks:
     if isinstance(mask, str):
         return Mask.parse(mask)

@@ -1,0 +1,44 @@
+"""Verifier: is a plan right? Judged on the instruction columns alone, before anything runs.
+
+Four families of rules: structure (with placement), dataflow, progress, memory. The planner's chart and the stage column
+are for people and are not read.
+"""
+
+from __future__ import annotations
+
+from hsap.ir.plan import Plan
+from hsap.ir.schedule import DIRECTIONS
+from hsap.verify import dataflow, memory, progress, structure
+from hsap.verify.placement import check_plan
+from hsap.verify.report import Fault, Report
+from hsap.verify.stream import Stream, apply
+
+__all__ = ["Fault", "Report", "verify"]
+
+
+def verify(plan: Plan) -> Report:
+    """Check a plan against its problem; never raises, whatever the plan's columns hold.
+
+    A sound plan computes every visible pair once per query head in both directions, finishes under rendezvous, and
+    stays within its buffers and the arena. Rules run in order; streams with unsound structure are not looked at
+    further. Source: HSAP §3.3, with rules of our own.
+    """
+    faults = check_plan(plan)
+    if faults:
+        return Report(plan, tuple(faults))
+    for mask in range(len(plan.programs)):
+        for direction in range(len(DIRECTIONS)):
+            faults += _check_stream(Stream.of(plan, mask, direction))
+    return Report(plan, tuple(faults))
+
+
+def _check_stream(stream: Stream) -> list[Fault]:
+    for stage, rules in enumerate(structure.STAGES):
+        faults = apply("structure", rules, stream)
+        if faults:
+            return faults
+        if stage == structure.OPERANDS_STAGE:
+            stream = stream.with_touches()
+    faults = apply("progress", progress.RULES, stream)
+    faults += apply("dataflow", dataflow.RULES, stream)
+    return faults + apply("memory", memory.RULES, stream)

@@ -1,0 +1,95 @@
+"""Fingerprints: is every visible pair there once? By one sum of random numbers instead of a look at every pair.
+
+Draw weights a(q) and b(k) at random from Z/2^64 and compare the sum of a(q) b(k) over the pairs of two slice tables.
+Let m(q, k) be how often the one table has the pair more than the other. If m isn't zero but the sum is, luck has hit a
+bilinear form in independent uniform weights: with 2^t the power of two that divides all m, and 2^s what the inner sums
+have more, the chance is at most the sum over s of 2^-s 2^-(64 - t - s), below 2^-(57 - t). Where the second table has
+no pair twice and both have equally many pairs in all, some m is -1, so t = 0: a wrong table passes with a chance below
+2^-57. The generator is seeded by the operating system at each verification, so no file can be made to fit the weights.
+
+The sum over a slice is closed form in prefix sums A and B of the weights: a row that sees keys [u, v) adds
+a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along the diagonals are prefix sums too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
+
+
+def random_weights(count: int) -> np.ndarray:
+    """Uniform weights in Z/2^64: uint64 [count]; the generator is seeded afresh by the operating system."""
+    return np.random.default_rng().integers(0, 1 << 64, count, np.uint64)
+
+
+def prefix(weights: np.ndarray) -> np.ndarray:
+    """Sums of the first i weights, modulo 2^64: uint64 [n + 1]."""
+    out = np.zeros(len(weights) + 1, np.uint64)
+    np.cumsum(weights, out=out[1:])
+    return out
+
+
+class PairWeights:
+    """Weights of all (q, k) pairs, able to sum over slices that cut along the diagonals of a mask's own slices."""
+
+    def __init__(self, num_tokens: int, mask: np.ndarray) -> None:
+        self.a = random_weights(num_tokens)
+        self.sum_a, self.sum_b = prefix(self.a), prefix(random_weights(num_tokens))
+        self.num_tokens = num_tokens
+        self._walk(np.concatenate(diagonals(mask)))
+
+    def _walk(self, runs: np.ndarray) -> None:
+        """Sum a(q) B(q + e) along the rows [first, stop) of every run (e, first, stop); runs of one e are joined."""
+        runs = runs[runs[:, 1] < runs[:, 2]]
+        runs = runs[np.lexsort([runs[:, 1], runs[:, 0]])]
+        if len(runs):
+            # Running maximum within one diagonal: shifted apart, rows of different diagonals never meet.
+            number = np.cumsum(np.r_[0, runs[1:, 0] != runs[:-1, 0]]) * (self.num_tokens + 1)
+            reach = np.maximum.accumulate(runs[:, 2] + number)
+            fresh = np.r_[True, runs[1:, 1] + number[1:] > reach[:-1]]
+            stop = (reach - number)[np.r_[fresh[1:], True]]
+            runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
+        self.runs = runs
+        lengths = runs[:, 2] - runs[:, 1]
+        self.starts = np.cumsum(np.r_[0, lengths])
+        row = np.arange(self.starts[-1]) + np.repeat(runs[:, 1] - self.starts[:-1], lengths)
+        self.sums = prefix(self.a[row] * self.sum_b[row + np.repeat(runs[:, 0], lengths)])
+
+    def along(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sum a(q) B(q + e) over runs (e, first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
+        empty = wanted[:, 1] >= wanted[:, 2]
+        if not len(self.runs):
+            return np.zeros(len(wanted), np.uint64), empty
+        width = self.num_tokens + 1  # e is in [-num_tokens, num_tokens + 1], so keys are unique and rise
+        keys = self.runs[:, 0] * width + self.runs[:, 1]
+        place = np.maximum(np.searchsorted(keys, wanted[:, 0] * width + wanted[:, 1], side="right") - 1, 0)
+        run = self.runs[place]
+        there = (run[:, 0] == wanted[:, 0]) & (run[:, 1] <= wanted[:, 1]) & (wanted[:, 2] <= run[:, 2])
+        first = np.where(there & ~empty, self.starts[place] - run[:, 1] + wanted[:, 1], 0)
+        stop = np.where(there & ~empty, first + wanted[:, 2] - wanted[:, 1], 0)
+        return self.sums[stop] - self.sums[first], there | empty
+
+    def over(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""
+        q0, q1, k0, k1, lo, hi = table.T
+        bend_hi, bend_lo = bends(table)
+        upper, known_upper = self.along(np.stack([hi + 1, q0, bend_hi], axis=1))
+        lower, known_lower = self.along(np.stack([lo, bend_lo, q1], axis=1))
+        upper += self.sum_b[k1] * (self.sum_a[q1] - self.sum_a[bend_hi])
+        lower += self.sum_b[k0] * (self.sum_a[bend_lo] - self.sum_a[q0])
+        return upper - lower, known_upper & known_lower
+
+
+def bends(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows where the last key stops following hi, and where the first key begins to follow lo: int64 [n] each."""
+    upper = np.clip(table[:, K1] - 1 - table[:, HI], table[:, Q0], table[:, Q1])
+    lower = np.clip(table[:, K0] - table[:, LO] + 1, table[:, Q0], table[:, Q1])
+    return upper, lower
+
+
+def diagonals(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Runs (e, first row, stop row) in which key borders follow q + e, above and below: int64 [n, 3] each."""
+    bend_hi, bend_lo = bends(table)
+    upper = np.stack([table[:, HI] + 1, table[:, Q0], bend_hi], axis=1)
+    return upper, np.stack([table[:, LO], bend_lo, table[:, Q1]], axis=1)

@@ -1,0 +1,205 @@
+"""Placement: rules on what all streams of a plan share, before any instruction is looked at.
+
+A plan may come from a file that somebody edited, so nothing here trusts a shape, a dtype or a number; and nothing is
+allocated that isn't in proportion to the columns that are already there or to the limits below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import numpy as np
+
+from hsap.ir.block import Shards
+from hsap.ir.mask import Mask
+from hsap.ir.plan import Plan
+from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
+from hsap.ir.schedule import DIRECTIONS
+from hsap.ir.slice import UNBOUNDED, canonical
+from hsap.ir.span import coalesce
+from hsap.verify.report import Fault
+
+MAX_TOKENS = 1 << 24
+MAX_RANKS = 1 << 15
+MAX_HEADS = (1 << 15) - 1
+MAX_HEAD_DIM = 1 << 16
+"""Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""
+
+
+def check_plan(plan: Plan) -> list[Fault]:
+    """Check problem, columns, placement and slice tables; each kind only where the kinds before are sound."""
+    for check in (problem, columns, streams, placement, slice_tables):
+        faults = [Fault(f"structure.{check.__name__}", None, None, None, None, text) for text in check(plan)]
+        if faults:
+            return faults
+    return []
+
+
+def problem(plan: Plan) -> Iterator[str]:
+    """The problem's numbers are integers within the limits."""
+    p = plan.problem
+    counts = {
+        "inter_sp": (p.topology.inter_sp, MAX_RANKS),
+        "intra_sp": (p.topology.intra_sp, MAX_RANKS),
+        "num_q_heads": (p.heads.num_q_heads, MAX_HEADS),
+        "num_kv_heads": (p.heads.num_kv_heads, MAX_HEADS),
+        "head_dim": (p.heads.head_dim, MAX_HEAD_DIM),
+        "max_tokens_per_rank": (1 if p.max_tokens_per_rank is None else p.max_tokens_per_rank, UNBOUNDED),
+    }
+    bad = [name for name, (value, most) in counts.items() if type(value) is not int or not 1 <= value <= most]
+    if bad:
+        yield f"{bad[0]} is {counts[bad[0]][0]!r}; it must be an integer from 1 to {counts[bad[0]][1]}"
+        return
+    if p.num_ranks > MAX_RANKS:
+        yield f"{p.topology} has more than {MAX_RANKS} ranks"
+    if any(type(n) is not int for n in p.layout.lengths) or p.layout.num_tokens > MAX_TOKENS:
+        yield f"document lengths must be integers that add up to at most {MAX_TOKENS} tokens"
+    multiple = p.arena_multiple
+    if multiple is not None and not (isinstance(multiple, (int, float)) and 0 <= multiple <= UNBOUNDED):
+        yield f"arena_multiple is {multiple!r}; it must be a finite number that isn't negative"
+    listed = [m for masks, _ in p.masks for m in ((masks,) if isinstance(masks, Mask) else masks)]
+    if any(type(n) is not int or n > UNBOUNDED for m in listed for n in m.parameters):
+        yield f"mask parameters must be integers of at most {UNBOUNDED}"
+
+
+def columns(plan: Plan) -> Iterator[str]:
+    """Every column has its dtype and shape; columns of one table are equally long."""
+    p = plan.problem
+    num_masks = len(p.masks)
+    if not len(plan.slices) == len(plan.programs) == num_masks or any(len(pair) != 2 for pair in plan.programs):
+        yield f"the problem has {num_masks} masks; the plan must have a slice table and two programs for each"
+        return
+    expected = [
+        ("spans", plan.spans, np.int64, (None, 2)),
+        ("column_rows", plan.column_rows, np.int64, (p.topology.inter_sp, 2)),
+        ("rank_rows", plan.rank_rows, np.int64, (p.num_ranks, 2)),
+        ("shards.spans", plan.shards.spans, np.int64, (None, 2)),
+        ("shards.home", plan.shards.home, np.int64, (None,)),
+        ("shards.offsets", plan.shards.offsets, np.int64, (_length(plan.shards.home) + 1,)),
+    ]
+    expected += [(f"slices[{m}]", table, np.int64, (None, 6)) for m, table in enumerate(plan.slices)]
+    for m, pair in enumerate(plan.programs):
+        for direction, programs in zip(DIRECTIONS, pair):
+            for table in (programs, programs.buffers):
+                expected += list(_table(f"{m}.{direction}", table, p.num_ranks))
+    for name, column, dtype, shape in expected:
+        if not isinstance(column, np.ndarray) or column.dtype != dtype or len(column.shape) != len(shape):
+            yield f"column {name} isn't an array of {np.dtype(dtype)} with {len(shape)} dimensions"
+        elif any(want is not None and got != want for got, want in zip(column.shape, shape)):
+            yield f"column {name} has shape {column.shape}; expected {shape}"
+
+
+def _length(column) -> int:
+    return len(column) if isinstance(column, np.ndarray) and column.ndim else -1
+
+
+def _table(prefix: str, table: Programs | Buffers, num_ranks: int) -> Iterator[tuple]:
+    names = [f.name for f in fields(table) if f.name != "buffers"]
+    kind = "buffers." if isinstance(table, Buffers) else ""
+    length = _length(table.role)
+    for name in names:
+        first = num_ranks + 1 if name == "offsets" else length
+        shape = (first, COLUMN_WIDTHS[name]) if name in COLUMN_WIDTHS else (first,)
+        yield f"{prefix}.{kind}{name}", getattr(table, name), COLUMN_DTYPES[name], shape
+
+
+def streams(plan: Plan) -> Iterator[str]:
+    """Rank borders of instructions and buffers rise from 0 and cover them all."""
+    for m, pair in enumerate(plan.programs):
+        for direction, programs in zip(DIRECTIONS, pair):
+            for name, table in (("instruction", programs), ("buffer", programs.buffers)):
+                if not offsets_sound(table.offsets, len(table)):
+                    yield f"mask {m} {direction}: {name} offsets must rise from 0 to the number of {name}s"
+
+
+def placement(plan: Plan) -> Iterator[str]:
+    """Shards, column rows and rank rows place every token position once, in one row order."""
+    p, shards = plan.problem, plan.shards
+    inter, intra, total = p.topology.inter_sp, p.topology.intra_sp, p.layout.num_tokens
+    spans = plan.spans
+    if (spans[:, 0] < 0).any() or (spans[:, 1] > total).any() or (spans[:, 0] >= spans[:, 1]).any():
+        yield f"spans must be non-empty ranges of the {total} token positions"
+        return
+    if not offsets_sound(shards.offsets, len(shards.spans)) or (np.diff(shards.offsets) < 1).any():
+        yield "shards.offsets must rise from 0 to the number of shards' spans"
+        return
+    if (np.diff(shards.home) < 0).any() or (len(shards) and (shards.home[0] < 0 or shards.home[-1] >= inter)):
+        yield f"shards must be ordered by home rank, and homes must be below inter_sp={inter}"
+        return
+    if not np.array_equal(spans[: len(shards.spans)], shards.spans):
+        yield "the span table must begin with the shards' spans"
+        return
+    by_position = spans[: len(shards.spans)]
+    by_position = by_position[np.argsort(by_position[:, 0], kind="stable")]
+    borders = np.concatenate([[0], by_position[:, 1]])
+    if not np.array_equal(borders[:-1], by_position[:, 0]) or borders[-1] != total:
+        wrong = np.flatnonzero(borders[:-1] != by_position[:, 0])
+        where = int(borders[wrong[0]]) if len(wrong) else int(borders[-1])
+        yield f"shards must hold every token position once; position {where} is missing or held twice"
+        return
+    of_rank = shards.offsets[np.searchsorted(shards.home, np.arange(inter + 1))]
+    if not np.array_equal(plan.column_rows, np.stack([of_rank[:-1], of_rank[1:]], axis=1)):
+        yield "column_rows must be the spans of each InterSP rank's shards"
+        return
+    yield from _rank_rows(plan, inter, intra)
+
+
+def _rank_rows(plan: Plan, inter: int, intra: int) -> Iterator[str]:
+    rows = plan.rank_rows
+    if (rows[:, 0] < 0).any() or (rows[:, 1] > len(plan.spans)).any() or (rows[:, 0] > rows[:, 1]).any():
+        yield "rank_rows must be ranges of the span table"
+        return
+    if len(plan.spans) != (len(plan.shards.spans) if intra == 1 else rows[-1, 1]):
+        yield "the span table has spans that belong to no rank"
+        return
+    if intra == 1:
+        if not np.array_equal(rows, plan.column_rows):
+            yield "with intra_sp=1, rank_rows must equal column_rows"
+        return
+    if rows[0, 0] != len(plan.shards.spans) or not np.array_equal(rows[1:, 0], rows[:-1, 1]):
+        yield "rank_rows must follow one another behind the shards' spans"
+        return
+    for i in range(inter):
+        mine = plan.spans[rows[i * intra, 0] : rows[i * intra + intra - 1, 1]]
+        column = plan.spans[plan.column_rows[i, 0] : plan.column_rows[i, 1]]
+        if not np.array_equal(coalesce(mine), coalesce(column)):
+            yield f"the rows of InterSP rank {i}'s intra ranks aren't its column's rows cut in row order"
+            return
+    limit = plan.problem.max_tokens_per_rank
+    tokens = plan.tokens_per_rank
+    if limit is not None and tokens.max(initial=0) > limit:
+        yield f"rank {int(tokens.argmax())} holds {int(tokens.max())} tokens, max_tokens_per_rank={limit}"
+
+
+def offsets_sound(offsets: np.ndarray, total: int) -> bool:
+    """Whether offsets rise from 0 to `total`."""
+    return bool(len(offsets) and offsets[0] == 0 and offsets[-1] == total and (offsets[1:] >= offsets[:-1]).all())
+
+
+def slice_tables(plan: Plan) -> Iterator[str]:
+    """Slices are canonical, and each lies inside one span of queries and one span of keys."""
+    total = plan.problem.layout.num_tokens
+    for m, table in enumerate(plan.slices):
+        inside = (table >= -total) & (table <= total)
+        inside[:, :4] &= table[:, :4] >= 0
+        if not inside.all() or not np.array_equal(canonical(table), table):
+            yield f"slices[{m}]: a slice isn't canonical or leaves the {total} token positions"
+            return
+        q_span, k_span = spans_of(plan.shards, table)
+        if min(q_span.min(initial=0), k_span.min(initial=0)) < 0:
+            yield f"slices[{m}]: slice {int(np.flatnonzero((q_span < 0) | (k_span < 0))[0])} crosses a shard's span"
+            return
+
+
+def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the shards' span that holds each slice's queries and keys, -1 where none holds them all."""
+    order = np.argsort(shards.spans[:, 0], kind="stable")
+    if not len(order):
+        return np.full(len(table), -1), np.full(len(table), -1)
+    found = []
+    for first in (0, 2):
+        place = np.maximum(np.searchsorted(shards.spans[order, 0], table[:, first], side="right") - 1, 0)
+        index = order[place]
+        found.append(np.where(table[:, first + 1] <= shards.spans[index, 1], index, -1))
+    return found[0], found[1]

@@ -1,0 +1,96 @@
+"""Report: what the verifier found, and the grid of ranks × steps that shows where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hsap.ir.program import Op
+from hsap.ir.schedule import DIRECTIONS
+
+if TYPE_CHECKING:
+    from hsap.ir.plan import Plan
+
+LETTERS = {
+    Op.SEND: "S",
+    Op.RECV: "R",
+    Op.LAUNCH: "L",
+    Op.WAIT: "W",
+    Op.ATTEND: "A",
+    Op.ATTEND_GRAD: "G",
+    Op.MERGE: "M",
+    Op.SUM: "+",
+    Op.COPY: "C",
+    Op.ALL_TO_ALL: "X",
+}
+"""One letter for each instruction in the grid; `?` is none of them, `.` a stream that has ended."""
+
+STEPS_AROUND = 6
+RANKS_AROUND = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One broken rule.
+
+    rule: `file.name` of the rule. mask, direction: which program ("forward", "backward"), None where it is the whole
+    plan's. rank: where. instruction: index in that rank's stream. None where there is no such place.
+    """
+
+    rule: str
+    mask: int | None
+    direction: str | None
+    rank: int | None
+    instruction: int | None
+    message: str
+
+    def __str__(self) -> str:
+        place = [] if self.mask is None else [f"mask {self.mask} {self.direction}"]
+        place += [] if self.rank is None else [f"rank {self.rank}"]
+        place += [] if self.instruction is None else [f"instruction {self.instruction}"]
+        return f"{self.rule}: {', '.join(place)}{': ' if place else ''}{self.message}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """Outcome of a verification; `str` draws each fault into its surroundings. errors: at most a few a rule."""
+
+    plan: Plan
+    errors: tuple[Fault, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"ok: {self.plan.num_instructions} instructions of {self.plan.num_ranks} ranks"
+        parts = [f"{len(self.errors)} fault{'s' * (len(self.errors) > 1)} found; the plan must not be run"]
+        for number, fault in enumerate(self.errors, 1):
+            parts.append(f"[{number}] {fault}")
+            if fault.rank is not None and fault.instruction is not None:
+                parts.append(_grid(self.plan, fault))
+        return "\n".join(parts)
+
+
+def _grid(plan: Plan, fault: Fault) -> str:
+    """Draw the ranks and steps around a fault, one letter an instruction, the fault in brackets."""
+    programs = plan.programs[fault.mask][DIRECTIONS.index(fault.direction)]
+    borders = programs.offsets.tolist()
+    first = max(fault.instruction - STEPS_AROUND, 0)
+    steps = range(first, fault.instruction + STEPS_AROUND + 1)
+    last_rank = min(fault.rank + RANKS_AROUND + 1, len(borders) - 1)
+    lines = ["      step " + "".join(f"{step:^5}" for step in steps)]
+    for rank in range(max(fault.rank - RANKS_AROUND, 0), last_rank):
+        row = f"  rank {rank:>3} "
+        for step in steps:
+            at = borders[rank] + step
+            letter = _letter(int(programs.op[at])) if at < borders[rank + 1] else "."
+            marked = (rank, step) == (fault.rank, fault.instruction)
+            row += f"{f'[{letter}]' if marked else letter:^5}"
+        lines.append(row.rstrip())
+    return "\n".join(lines)
+
+
+def _letter(op: int) -> str:
+    return LETTERS.get(op, "?")

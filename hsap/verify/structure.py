@@ -1,0 +1,326 @@
+"""Structure: every number of a stream means something, taken alone.
+
+Rules come in stages; a stage may index by what the stages before it (`placement` is the first) have checked. The other
+families of rules only run on streams whose structure is sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hsap.ir.heads import DTYPE_BYTES
+from hsap.ir.precision import ALIGNMENT, aligned, buffer_bytes, row_bytes
+from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
+from hsap.ir.schedule import INPUTS, OUTPUTS
+from hsap.verify.placement import spans_of
+from hsap.verify.stream import Found, Stream, at, at_buffers
+
+_NUM_OPERANDS = np.array([len(OPERANDS[op]) for op in Op])
+_OPS = (
+    (Op.SEND, Op.RECV, Op.LAUNCH, Op.WAIT, Op.ATTEND, Op.MERGE, Op.COPY, Op.ALL_TO_ALL),
+    (Op.SEND, Op.RECV, Op.LAUNCH, Op.WAIT, Op.ATTEND_GRAD, Op.SUM, Op.COPY, Op.ALL_TO_ALL),
+)
+_MOVES = (Op.SEND, Op.RECV, Op.COPY, Op.MERGE, Op.SUM)
+_ROUNDED = (Op.SEND, Op.RECV, Op.LAUNCH, Op.WAIT, Op.ALL_TO_ALL)
+
+_DATA = (Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV)
+_ANYWHERE = (Space.INPUT, Space.KEPT, Space.ARENA)
+_TARGET = (Space.OUTPUT, Space.KEPT, Space.ARENA)
+_READ, _FOLD = (_ANYWHERE, (False,)), ((Space.ARENA,), (True,))
+_PACKED = ((Space.ARENA,), (False,))
+_ALLOWED: dict[Op, tuple] = {
+    Op.SEND: ((_DATA, *_READ),),
+    Op.RECV: ((_DATA, *_PACKED),),
+    Op.ATTEND: (((Role.Q,), *_READ), ((Role.KV,), *_READ), ((Role.O,), *_FOLD)),
+    Op.ATTEND_GRAD: (
+        ((Role.Q,), *_READ),
+        ((Role.KV,), *_READ),
+        ((Role.DO,), *_READ),
+        ((Role.DQ,), *_FOLD),
+        ((Role.DKV,), *_FOLD),
+    ),
+    Op.MERGE: (((Role.O,), *_PACKED), ((Role.O,), *_FOLD)),
+    Op.SUM: (((Role.DQ, Role.DKV), *_PACKED), ((Role.DQ, Role.DKV), *_FOLD)),
+    Op.COPY: ((_DATA, _ANYWHERE, (False, True)), (_DATA, (Space.ARENA, Space.OUTPUT), (False,))),
+    Op.ALL_TO_ALL: (
+        (_DATA, (Space.INPUT, Space.ARENA), (False, True)),
+        (_DATA, _TARGET, (False,)),
+        ((Role.NONE,), *_PACKED),
+    ),
+}
+"""Role, space and accumulator flag that each operand of an op may have."""
+
+
+def _allowed_table() -> np.ndarray:
+    table = np.zeros((len(Op), 5, len(Role), len(Space), 2), bool)
+    for op, operands in _ALLOWED.items():
+        for i, (roles, spaces, acc) in enumerate(operands):
+            table[np.ix_([op], [i], [r + 1 for r in roles], spaces, [int(a) for a in acc])] = True
+    return table
+
+
+_ALLOWED_TABLE = _allowed_table()
+
+
+def enumerations(s: Stream) -> Iterator[Found]:
+    """Ops, roles, spaces are members of their enumerations; ops belong to the direction; rounds aren't negative."""
+    p, b = s.programs, s.buffers
+    known = np.isin(p.op, _OPS[s.direction])
+    yield from at(np.flatnonzero(~known), lambda i: f"op {int(p.op[i])} doesn't exist in this direction")
+    yield from at(np.flatnonzero((p.role < -1) | (p.role > Role.DKV)), lambda i: f"role {int(p.role[i])} doesn't exist")
+    bad = (b.role < -1) | (b.role > Role.DKV) | (b.space < 0) | (b.space > Space.ARENA)
+    # A bool column read from a file may hold bytes other than 0 and 1.
+    bad |= b.acc.view(np.uint8) > 1
+    yield from at_buffers(s, np.flatnonzero(bad), lambda i: "a buffer's role, space or accumulator flag doesn't exist")
+    rounded = np.isin(p.op, _ROUNDED) & (p.round < 0)
+    yield from at(np.flatnonzero(rounded), lambda i: f"round {int(p.round[i])} must not be negative")
+
+
+def operands(s: Stream) -> Iterator[Found]:
+    """Operands are buffers of the instruction's own rank."""
+    p, b = s.programs, s.buffers
+    wanted = np.arange(5) < _NUM_OPERANDS[p.op][:, None]
+    mine = (p.buf >= b.offsets[s.rank][:, None]) & (p.buf < b.offsets[s.rank + 1][:, None])
+    bad = np.flatnonzero((wanted & ~mine).any(axis=1))
+    yield from at(bad, lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s")
+
+
+def peers(s: Stream) -> Iterator[Found]:
+    """Transfers go to another rank of the same intra column."""
+    p, intra = s.programs, s.plan.problem.topology.intra_sp
+    moved = s.where(Op.SEND, Op.RECV)
+    peer, rank = p.peer[moved].astype(np.int64), s.rank[moved]
+    bad = (peer < 0) | (peer >= s.plan.num_ranks) | (peer == rank) | (peer % intra != rank % intra)
+    yield from at(moved[bad], lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column")
+
+
+def kinds(s: Stream) -> Iterator[Found]:
+    """Operands have the role, space and precision that the op works on; the instruction's role is theirs."""
+    p, b, t = s.programs, s.buffers, s.touched
+    role = b.role[t.buffer]
+    fits = _ALLOWED_TABLE[p.op[t.at], t.operand, role + 1, b.space[t.buffer], b.acc[t.buffer].astype(np.int8)]
+    named = np.isin(p.op[t.at], (*_MOVES, Op.ALL_TO_ALL)) & (t.operand < 2)
+    fits &= ~named | (role == p.role[t.at])
+    bad = np.flatnonzero(~fits)[:1]
+    for i in bad.tolist():
+        op = Op(p.op[t.at[i]])
+        yield Found(f"operand {int(t.operand[i])} of {op.name} can't be {s.describe(t.buffer[i])}", int(t.at[i]))
+
+
+def ends(s: Stream) -> Iterator[Found]:
+    """Every rank has each input and output once, and keeps q and kv if heads are resharded."""
+    b, plan = s.buffers, s.plan
+    resharded = plan.problem.topology.intra_sp > 1
+    direction = ("forward", "backward")[s.direction]
+    kept = INPUTS["forward"] if resharded and s.direction == 0 else ()
+    wanted = {Space.INPUT: INPUTS[direction], Space.OUTPUT: OUTPUTS[direction], Space.KEPT: kept}
+    for space, roles in wanted.items():
+        there = np.flatnonzero(b.space == space)
+        count = np.zeros((plan.num_ranks, len(Role)), np.int64)
+        np.add.at(count, (s.buffer_rank[there], b.role[there] + 1), 1)
+        expected = np.isin(np.arange(len(Role)), [r + 1 for r in roles])
+        wrong = np.flatnonzero((count != expected).any(axis=1))
+        names = ", ".join(r.name.lower() for r in roles) or "none"
+        for rank in wrong[:1].tolist():
+            yield Found(f"a rank must have these {space.name} buffers and no others: {names}", rank=rank)
+    lonely = (b.space == Space.ARENA) & ~_ARENA[s.direction][b.role + 1, b.acc.astype(np.int8)]
+    lonely |= (b.space != Space.ARENA) & b.acc
+    yield from at_buffers(s, np.flatnonzero(lonely), lambda i: f"{s.describe(i)} has no place in this direction")
+
+
+def _arena_roles(direction: str) -> np.ndarray:
+    table = np.zeros((len(Role), 2), bool)
+    table[[r + 1 for r in (Role.NONE, *INPUTS[direction], *OUTPUTS[direction])], 0] = True
+    table[[r + 1 for r in OUTPUTS[direction]], 1] = True
+    return table
+
+
+_ARENA = (_arena_roles("forward"), _arena_roles("backward"))
+
+
+def held(s: Stream) -> Iterator[Found]:
+    """Buffers hold a range of the shards' spans and heads of their column; ends hold just what is the rank's own."""
+    b, plan, intra = s.buffers, s.plan, s.plan.problem.topology.intra_sp
+    rows, scratch = b.rows, b.role == Role.NONE
+    sound = (rows[:, 0] >= 0) & (rows[:, 0] <= rows[:, 1]) & (rows[:, 1] <= len(plan.shards.spans))
+    sound &= heads_sound(s, b.heads, s.buffer_rank)
+    outer = (b.space == Space.INPUT) | (b.space == Space.OUTPUT)
+    if s.direction == 1:
+        outer &= (b.role != Role.Q) & (b.role != Role.KV)
+    p = plan.problem
+    share = share_table(s)[s.buffer_rank % intra]
+    whole = np.stack([np.zeros_like(share[:, 0]), share[:, 1], np.zeros_like(share[:, 0]), share[:, 3]], axis=1)
+    column = (rows == plan.column_rows[s.buffer_rank // intra]).all(axis=1) & (b.heads == whole).all(axis=1)
+    all_heads = [0, p.heads.num_q_heads, 0, p.heads.num_kv_heads]
+    own = (rows == plan.rank_rows[s.buffer_rank]).all(axis=1) & (b.heads == all_heads).all(axis=1)
+    if intra > 1:
+        sound = np.where(outer, own, sound)
+    sound = np.where((b.space != Space.ARENA) & ~(outer & (intra > 1)), column, sound)
+    sound = np.where(scratch, True, sound)
+    bad = np.flatnonzero(~sound)
+    yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} can't hold rows {rows[i]} and heads {b.heads[i]} here")
+
+
+def share_table(s: Stream) -> np.ndarray:
+    """Head share of each intra index: int64 [intra_sp, 4], a `HeadRun` over all heads."""
+    shares = s.plan.problem.heads.shares(s.plan.problem.topology.intra_sp)
+    return np.array([[r.q_first, r.q_count, r.kv_first, r.kv_count] for r in shares], np.int64)
+
+
+def heads_sound(s: Stream, heads: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Whether heads numbered within a rank's column exist and its KV heads are those of its query heads."""
+    group = s.plan.problem.heads.group
+    share = share_table(s)[rank % s.plan.problem.topology.intra_sp]
+    q_first, q_count, kv_first, kv_count = heads.astype(np.int64).T
+    first = q_first + share[:, 0]
+    there = (q_first >= 0) & (q_count >= 0) & (q_first + q_count <= share[:, 1])
+    there &= (kv_first >= 0) & (kv_count >= 0) & (kv_first + kv_count <= share[:, 3])
+    paired = (kv_first + share[:, 2] == first // group) & (
+        kv_first + kv_count + share[:, 2] == (first + q_count - 1) // group + 1
+    )
+    return there & np.where(q_count > 0, paired, kv_count == 0)
+
+
+def sizes(s: Stream) -> Iterator[Found]:
+    """A buffer's bytes are what its rows, heads and dtype take; offsets are there and aligned just in the arena."""
+    b, plan = s.buffers, s.plan
+    row, stat = row_bytes(plan.precision, b.role, b.space, b.acc, b.heads, plan.problem.heads.head_dim)
+    ends = np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
+    scratch = b.role == Role.NONE
+    rows = np.where(scratch[:, None], 0, b.rows)
+    wanted = buffer_bytes(ends[rows[:, 1]] - ends[rows[:, 0]], row, stat)
+    bad = np.flatnonzero(~scratch & (b.num_bytes != wanted))
+    say = "{} has {} bytes; its rows and heads take {}"
+    yield from at_buffers(s, bad, lambda i: say.format(s.describe(i), int(b.num_bytes[i]), int(wanted[i])))
+    free = scratch & ((b.num_bytes < 0) | (b.num_bytes > 1 << 60))
+    yield from at_buffers(s, np.flatnonzero(free), lambda i: f"scratch of {int(b.num_bytes[i])} bytes is impossible")
+    in_arena = b.space == Space.ARENA
+    inside = (b.offset >= 0) & (b.offset <= 1 << 61) & (b.offset % ALIGNMENT == 0)
+    placed = np.where(in_arena, inside, b.offset == NONE)
+    say = "{} has offset {}; arena buffers start on aligned bytes, others have none"
+    yield from at_buffers(s, np.flatnonzero(~placed), lambda i: say.format(s.describe(i), int(b.offset[i])))
+
+
+def moved_rows(s: Stream) -> Iterator[Found]:
+    """Rows and heads that are moved or folded lie in both buffers; transfers take all heads that their buffer has."""
+    p, b = s.programs, s.buffers
+    index = s.where(*_MOVES)
+    rows, heads = p.rows[index], p.heads[index].astype(np.int32)
+    sound = heads_sound(s, heads, s.rank[index]) & (rows[:, 0] <= rows[:, 1])
+    transfer = (p.op[index] == Op.SEND) | (p.op[index] == Op.RECV)
+    for operand in (0, 1):
+        buffer = p.buf[index, operand if operand == 0 else np.where(transfer, 0, 1)]
+        sound &= (rows[:, 0] >= b.rows[buffer, 0]) & (rows[:, 1] <= b.rows[buffer, 1])
+        sound &= heads_inside(heads, b.heads[buffer].astype(np.int32))
+        # A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
+        sound &= ~transfer | (heads == b.heads[buffer]).all(axis=1)
+    say = "{} moves spans {} and heads {}, which its buffers don't both have in this form"
+    yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
+
+
+def heads_inside(heads: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Whether head runs lie inside others, query and KV heads alike."""
+    lower = (heads[:, 0] >= of[:, 0]) & (heads[:, 2] >= of[:, 2])
+    upper = (heads[:, 0] + heads[:, 1] <= of[:, 0] + of[:, 1]) & (heads[:, 2] + heads[:, 3] <= of[:, 2] + of[:, 3])
+    return lower & upper
+
+
+def attended(s: Stream) -> Iterator[Found]:
+    """Attended slices exist, and their queries, keys and heads lie in the buffers that are read and added to."""
+    p, b, table = s.programs, s.buffers, s.slices
+    index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
+    first, stop = p.slices[index].astype(np.int64).T
+    bad = (first < 0) | (first >= stop) | (stop > len(table))
+    if bad.any():
+        yield from at(index[bad], lambda i: f"slices {p.slices[i]} aren't a range of the {len(table)} slices")
+        return
+    ranges, which = distinct_ranges(first, stop, len(table))
+    overlap = np.flatnonzero(ranges[1:, 0] < ranges[:-1, 1])
+    if len(overlap):
+        # Blocks are attended whole; without this rule a file could ask for any number of slice visits.
+        bad = index[which == overlap[0] + 1]
+        yield from at(bad, lambda i: f"slices {p.slices[i]} overlap another instruction's without being the same")
+        return
+    heads = p.heads[index].astype(np.int32)
+    sound = heads_sound(s, heads, s.rank[index])
+    sides = spans_of(s.plan.shards, table)
+    bounds = [_bounds(side, ranges) for side in sides]
+    query_side, num_operands = (True, False, True, True, False), 3 if s.direction == 0 else 5
+    for operand in range(num_operands):
+        buffer = p.buf[index, operand]
+        low, high = bounds[0 if query_side[operand] else 1][which].T
+        sound &= (low >= b.rows[buffer, 0]) & (high < b.rows[buffer, 1])
+        sound &= heads_inside(heads, b.heads[buffer].astype(np.int32))
+    say = "slices {} for heads {} leave the rows or heads of the buffers"
+    yield from at(index[~sound], lambda i: say.format(p.slices[i], p.heads[i]))
+
+
+def distinct_ranges(first: np.ndarray, stop: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give the distinct ranges in order and which of them each one is: (int64 [m, 2], int64 [n])."""
+    keys, which = np.unique(first * (total + 1) + stop, return_inverse=True)
+    return np.stack(np.divmod(keys, total + 1), axis=1), which
+
+
+def _bounds(values: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+    """Least and greatest value within disjoint, non-empty, sorted ranges: int64 [m, 2]."""
+    if not len(ranges):
+        return np.zeros((0, 2), np.int64)
+    borders = ranges.ravel()
+    padded = np.append(values, values[-1:])  # a range may stop where the table does
+    return np.stack([np.minimum.reduceat(padded, borders)[::2], np.maximum.reduceat(padded, borders)[::2]], axis=1)
+
+
+def resharded(s: Stream) -> Iterator[Found]:
+    """AllToAll turns the rank's own rows and all heads into the column's, or an accumulator back; scratch fits."""
+    p, b, plan = s.programs, s.buffers, s.plan
+    index = s.where(Op.ALL_TO_ALL)
+    if not len(index):
+        return
+    source, target, scratch = p.buf[index, :3].T
+    outward = b.space[target] != Space.OUTPUT
+    own, column = np.where(outward, source, target), np.where(outward, target, source)
+    rank, intra = s.rank[index], plan.problem.topology.intra_sp
+    own_space = np.where(outward, Space.INPUT, Space.OUTPUT)
+    sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
+    sound &= (b.acc[column] == ~outward) & (b.rows[own] == plan.rank_rows[rank]).all(axis=1)
+    sound &= (b.rows[column] == plan.column_rows[rank // intra]).all(axis=1)
+    sound &= (b.heads[column] == _whole_share(s, rank)).all(axis=1)
+    say = "ALL_TO_ALL from {} to {}: one must be the rank's own tensor, the other its column's"
+    yield from at(index[~sound], lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
+    wanted = scratch_bytes(s, rank, p.role[index], outward)
+    bad = index[b.num_bytes[scratch] != wanted]
+    yield from at(bad, lambda i: f"scratch has {int(b.num_bytes[p.buf[i, 2]])} bytes, not what the pieces take")
+
+
+def _whole_share(s: Stream, rank: np.ndarray) -> np.ndarray:
+    share = share_table(s)[rank % s.plan.problem.topology.intra_sp]
+    share[:, [0, 2]] = 0
+    return share
+
+
+def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.ndarray) -> np.ndarray:
+    """Scratch of AllToAlls in closed form: int64 [n].
+
+    Outward: the rank's rows with each neighbour's heads. Back: each neighbour's rows with its own heads, and then its
+    own rows with each neighbour's heads. What stays on the rank takes no scratch.
+    """
+    plan, intra = s.plan, s.plan.problem.topology.intra_sp
+    shares, tokens, home = share_table(s), plan.tokens_per_rank, rank - rank % intra
+    dim, partial = plan.problem.heads.head_dim, np.isin(role, (Role.O, Role.DQ, Role.DKV))
+    element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])
+    total = np.zeros(len(rank), np.int64)
+    for j in range(intra):
+        for back, rows, share in ((0, tokens[rank], shares[j]), (1, tokens[home + j], shares[rank % intra])):
+            heads = np.broadcast_to(share, (len(rank), 4))
+            width = np.where(np.isin(role, (Role.KV, Role.DKV)), 2 * heads[:, 3], heads[:, 1])
+            stats = heads[:, 1] * (1 * (role == Role.O) + 2 * (role == Role.DO))
+            size = aligned(rows * width * dim * element) + aligned(rows * stats * DTYPE_BYTES[plan.precision.stat])
+            total += np.where((rank % intra != j) & (~outward | (back == 0)), size, 0)
+    return total
+
+
+STAGES = ((enumerations,), (operands, peers), (kinds, ends), (held,), (sizes, moved_rows, attended, resharded))
+OPERANDS_STAGE = 1
+"""Stage after which every operand is a buffer, so that touches can be listed."""

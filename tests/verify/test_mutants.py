@@ -1,0 +1,88 @@
+"""Mutation test: whatever is changed in a valid plan, the verifier rejects it or the change is harmless."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from mutants import NAMES, corrupt, mutate
+from oracle import failure
+
+from hsap.api import compile
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
+from hsap.ir.problem import Problem, Topology
+from hsap.planners import PLANNERS
+from hsap.verify import verify
+
+TOPOLOGIES = {"4x1": (7, 2, 11), "2x2": (9, 1, 4), "3x2": (5, 8), "1x3": (6, 5)}
+HEADS = {"4x1": HeadShape(2, 1, 1, "fp64"), "2x2": HeadShape(4, 2, 1, "fp64"), "3x2": HeadShape(3, 1, 1, "fp64"),
+         "1x3": HeadShape(9, 3, 1, "fp64")}  # fmt: skip
+
+
+def plans():
+    """Valid plans that all mutants are made from: every planner on several topologies."""
+    for planner, (topology, lengths) in itertools.product(PLANNERS, TOPOLOGIES.items()):
+        masks = [(Mask(), 1), (Mask("window", (4,)), 1)] if topology == "2x2" else [(Mask(), 1)]
+        problem = Problem(Layout.from_lengths(lengths), HEADS[topology], Topology.parse(topology), masks)
+        yield compile(problem, planner)
+
+
+def judge(bases: list, kind: str, wanted: int) -> dict[str, int]:
+    """Make mutants of a kind and compare verifier and oracle; fails where a wrong plan is let through."""
+    count = dict.fromkeys(("mutants", "killed", "harmless"), 0)
+    for seed in range(20 * wanted):
+        plan = bases[seed % len(bases)]
+        mutant = mutate(plan, kind, seed)
+        if mutant is None or mutant == plan:
+            continue
+        report = verify(mutant)
+        str(report)
+        count["mutants"] += 1
+        count["killed" if not report.ok else "harmless"] += 1
+        if report.ok:
+            reason = failure(mutant, plan)
+            assert reason is None, f"{kind} seed {seed} on {plan.planner} {plan.problem.topology}: {reason}"
+        if count["mutants"] == wanted:
+            break
+    return count
+
+
+@pytest.fixture(scope="module")
+def bases() -> list:
+    return list(plans())
+
+
+def test_bases_are_right(bases):
+    for plan in bases:
+        assert verify(plan).ok, str(verify(plan))
+        assert failure(plan) is None
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_mutants_are_rejected_or_harmless(bases, kind):
+    count = judge(bases, kind, 22)
+    assert count["mutants"] == 22
+    assert count["killed"] > 0
+
+
+@pytest.mark.slow
+def test_two_thousand_mutants(bases):
+    totals = {kind: judge(bases, kind, 150) for kind in NAMES}
+    print("\n" + "\n".join(f"{kind:20} {count}" for kind, count in totals.items()))
+    assert sum(count["mutants"] for count in totals.values()) >= 2000
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_hostile_columns_never_crash_the_verifier(bases, part):
+    for seed in range(part * 100, part * 100 + 100):
+        plan = bases[seed % len(bases)]
+        hostile = corrupt(plan, seed)
+        start = time.perf_counter()
+        report = verify(hostile)
+        assert time.perf_counter() - start < 5
+        str(report)
+        if report.ok:
+            assert failure(hostile, plan) is None
