@@ -1,29 +1,48 @@
 """HSAP: hierarchical sequence-aware parallel training on packed sequences.
 
-Names are loaded when first used, so that planning and verifying never import torch.
+Planning and verifying need NumPy only and are imported at once; what runs on torch is loaded when first used.
 """
 
 from __future__ import annotations
 
 import importlib
 
+from hsap.api import compile
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.text import parse
+from hsap.verify import verify
+
 __version__ = "0.1.0"
 
-_HOMES = {
-    "hsap.ir.layout": ["Layout"],
-    "hsap.ir.mask": ["Mask"],
-    "hsap.ir.heads": ["HeadShape"],
-    "hsap.ir.problem": ["Cluster", "Problem", "Topology"],
-    "hsap.ir.plan": ["Plan"],
-    "hsap.ir.text": ["parse"],
-    "hsap.api": ["compile"],
-    "hsap.verify": ["verify"],
-    "hsap.runtime.reference": ["reference"],
-    "hsap.runtime.executor": ["Executor", "Session"],
-    "hsap.runtime.attention": ["PlannedAttention", "attention"],
+_HOME_OF = {
+    "reference": "hsap.runtime.reference",
+    "Executor": "hsap.runtime.executor",
+    "Session": "hsap.runtime.executor",
+    "PlannedAttention": "hsap.runtime.attention",
+    "attention": "hsap.runtime.attention",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)
+
+__all__ = [
+    "Cluster",
+    "Executor",
+    "HeadShape",
+    "Layout",
+    "Mask",
+    "Plan",
+    "PlannedAttention",
+    "Problem",
+    "Session",
+    "Topology",
+    "attention",
+    "compile",
+    "parse",
+    "reference",
+    "verify",
+]
 
 
 def __getattr__(name: str):

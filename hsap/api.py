@@ -1,4 +1,4 @@
-"""The public door: compile, verify, reference."""
+"""Compile: a problem and the name of a planner become a plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,3 @@ def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
     ValueError: unknown planner or option, or a plan that exceeds the problem's token or arena limit.
     """
     return build(problem, planners.run(planner, problem, options), planner, options)
-
-
-def verify(plan: Plan):
-    """Verify a plan statically: see `hsap.verify`."""
-    from hsap.verify import verify as judge
-
-    return judge(plan)

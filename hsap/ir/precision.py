@@ -22,8 +22,8 @@ ALIGNMENT = 256
 class Precision:
     """Dtype names.
 
-    io: q, k, v, do and results. wire: partial o, dq, dkv on the network. acc: accumulators. stat: lse and delta outside of
-    accumulators.
+    io: q, k, v, do and results. wire: partial o, dq, dkv on the network. acc: accumulators. stat: lse and delta, where
+    they are not an accumulator's.
     """
 
     io: str

@@ -26,9 +26,12 @@ class Topology:
     @classmethod
     def parse(cls, text: str) -> Topology:
         """Read `4x2`: 4 InterSP by 2 IntraSP."""
-        match = re.fullmatch(r"\s*(\d+)\s*[xX]\s*(\d+)\s*", str(text))
+        match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text) if isinstance(text, str) else None
         if not match:
-            raise ValueError(f"topology: can't read {text!r}; write inter_sp x intra_sp, as in 4x2")
+            raise ValueError(
+                f"topology={text}: expected NxM with whole numbers N, M of at least 1, N = inter_sp and M = intra_sp: "
+                "topology=4x2 gives 8 ranks, 4 in the outer layer times 2 in the inner one."
+            )
         return cls(int(match[1]), int(match[2]))
 
     @property
@@ -141,4 +144,4 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
 def _as_masks(mask: Masks | str) -> Masks:
     if isinstance(mask, str):
         return Mask.parse(mask)
-    return mask if isinstance(mask, Mask) else tuple(mask)
+    return mask if isinstance(mask, Mask) else tuple(Mask.parse(m) if isinstance(m, str) else m for m in mask)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+
+from hsap.ir.problem import Topology
 
 Check = Callable[[object], bool]
 
@@ -148,11 +149,11 @@ class TrainConfig:
 
     @property
     def inter_sp(self) -> int:
-        return parse_topology(self.topology)[0]
+        return Topology.parse(self.topology).inter_sp
 
     @property
     def intra_sp(self) -> int:
-        return parse_topology(self.topology)[1]
+        return Topology.parse(self.topology).intra_sp
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +178,6 @@ _GROUPS = {
 }
 
 
-def parse_topology(text: object) -> tuple[int, int]:
-    """Read "4x2" as (inter_sp, intra_sp). ValueError where it isn't two whole numbers above 0 with an x between."""
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text) if isinstance(text, str) else None
-    if match is None:
-        raise ValueError(
-            f"topology={text}: expected NxM with whole numbers N, M of at least 1, N = inter_sp and M = intra_sp: "
-            f"topology=4x2 gives 8 ranks, 4 in the outer layer times 2 in the inner one."
-        )
-    return int(match[1]), int(match[2])
-
-
 def train_config(values: Mapping[str, object], world_size: int, device: str, out: str) -> TrainConfig:
     """Check the composed configuration against what is allowed and against the ranks that will run it.
 
@@ -198,8 +188,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     plain = _read(_PlainKeys, "", plain_values, top)
     groups = {name: _read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
-    inter_sp, intra_sp = parse_topology(topology)
-    dp, rest = divmod(world_size, inter_sp * intra_sp)
+    dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
     assert dp >= 1 and rest == 0, "the launcher checks the world size first"
     engine = groups["engine"]
     backend = engine.backend or ("nccl" if device == "cuda" else "gloo")

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from hsap.api import compile, verify
+from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
+from hsap.verify import verify
 
 _OK, _ERROR = b"\0", b"\1"
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hsap.ir.problem import Topology
 from hsap.train import flags
-from hsap.train.config import parse_topology
 
 # What launchers tell a rank about itself; ranks that we start must learn it from their own launcher alone.
 _RANK_VARIABLES = (
@@ -106,8 +106,7 @@ def decide(topology: str | None, device: str | None, around: Surroundings) -> Tr
     if device == "cuda" and around.accelerators == 0:
         raise ValueError("engine.device=cuda, but no CUDA device is visible here; use engine.device=cpu or null.")
     device = device or ("cuda" if around.accelerators else "cpu")
-    inter_sp, intra_sp = parse_topology(topology or f"{around.world_size}x1")
-    needed = inter_sp * intra_sp
+    needed = Topology.parse(topology or f"{around.world_size}x1").num_ranks
     if around.world_size % needed == 0:
         if device == "cuda" and around.local_world_size > around.accelerators:
             raise ValueError(

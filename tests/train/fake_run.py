@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from hsap.train.config import TrainConfig, parse_topology
+from hsap.ir.problem import Topology
+from hsap.train.config import TrainConfig
 
 
 def run(config: TrainConfig) -> None:
@@ -18,7 +19,7 @@ def run(config: TrainConfig) -> None:
     if options.get("fault_rank", rank) == rank:
         match options.get("fault"):
             case "message":
-                parse_topology("the fault asked for")
+                Topology.parse("the fault asked for")
             case "bug":
                 raise RuntimeError("a bug in the loop")
             case "kill":

@@ -5,7 +5,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from hsap.train.config import EngineConfig, PlannerConfig, parse_topology, train_config
+from hsap.train.config import EngineConfig, PlannerConfig, train_config
 from hsap.train.overrides import rewrite
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -142,8 +142,3 @@ def test_packs_that_do_not_divide_are_told_what_would(packs, micro, topology, fi
     with pytest.raises(ValueError, match=f"train.packs_per_step={packs} doesn't divide") as error:
         build(f"topology={topology}", f"train.packs_per_step={packs}", f"train.micro_packs={micro}")
     assert fits in str(error.value)
-
-
-def test_topologies_of_any_size_parse():
-    assert parse_topology("4x2") == (4, 2)
-    assert parse_topology("117x30") == (117, 30)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hsap.ir.heads import HeadRun
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, cut, kinds, square
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
-from hsap.ir.heads import HeadRun
 from hsap.runtime.kernels.work import Work
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

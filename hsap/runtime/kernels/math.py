@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hsap.ir.heads import HeadRun
 from hsap.ir.slice import canonical
 from hsap.runtime.kernels.merge import merge
-from hsap.ir.heads import HeadRun
 from hsap.runtime.kernels.work import Work
 
 MAX_SCORES = 1 << 22

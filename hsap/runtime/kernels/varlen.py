@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hsap.ir.heads import HeadRun
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, kinds, shrink
 from hsap.ir.span import coalesce, positions
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
-from hsap.ir.heads import HeadRun
 from hsap.runtime.kernels.work import Work
 
 Rows = slice | Tensor

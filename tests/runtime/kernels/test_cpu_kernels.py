@@ -125,4 +125,4 @@ def test_work_that_is_not_canonical_is_refused():
 
 def test_uneven_head_run_is_refused():
     with pytest.raises(ValueError, match="evenly grouped"):
-        HeadRun(0, 7, 0, 2)
+        Work(sl.slices([]), (HeadRun(0, 7, 0, 2),))
