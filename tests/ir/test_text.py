@@ -163,7 +163,7 @@ def edited(pattern, replacement):
         ("options {}", "options " + "[" * 10000, "JSON"),
         ('topology "2x1"', 'topology "3x1"', "3 columns and 3 ranks"),
         ('topology "2x1"', 'topology "999999999x1"', "more ranks than the text has lines"),
-        ('topology "2x1"', 'topology "none"', "topology: can't read"),
+        ('topology "2x1"', 'topology "none"', "topology=none: expected NxM"),
         ("problem lengths [7, 5, 3]", 'problem lengths ["7"]', "lacks or mistypes"),
         ("problem lengths [7, 5, 3]", "problem lengths [7.5, 5, 3]", "unknown parts or values"),
         ("problem lengths [7, 5, 3]", "problem length [7, 5, 3]", "lacks or mistypes 'lengths'"),
