@@ -115,10 +115,10 @@ def lower(
     resharded: whether AllToAll stands between the ranks' tensors and the column's (intra_sp > 1).
     """
     arriving, leaving = order(shards, schedule, direction)
-    first_stage = min(int(arriving.stage.min(initial=0)), 0) - 1
-    last_stage = max(int(schedule.stage.max(initial=0)), int(leaving.stage.max(initial=0))) + 1
-    first_round = len(INPUTS[direction])
     moved = Transfers.join(arriving, leaving)
+    first_stage = int(moved.stage.min(initial=0)) - 1
+    last_stage = int(np.maximum(schedule.stage.max(initial=0), moved.stage.max(initial=0))) + 1
+    first_round = len(INPUTS[direction])
     rounds = assign_rounds(moved.stage, moved.src, moved.dst, num_ranks, first_round)
     buffers = _Buffers(num_ranks, len(shards), num_groups)
     code = _Code()

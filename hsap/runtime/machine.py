@@ -87,6 +87,7 @@ class Machine:
                 kept[role] = memory.allocate(decoded.buffers, memory.index(Space.KEPT, role)).rows
         result = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.O))
         yield from self._run(decoded)
+        memory.release()
         yield Kept(kept[Role.Q], kept[Role.KV], result.rows, result.stats)
 
     def backward(self, do: Tensor, kept: Kept, mask: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
@@ -105,6 +106,7 @@ class Machine:
         dq = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DQ))
         dkv = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DKV))
         yield from self._run(decoded)
+        memory.release()
         yield dq.rows, dkv.rows[:, 0], dkv.rows[:, 1]
 
     def _run(self, decoded: Decoded) -> Iterator[None]:

@@ -81,20 +81,20 @@ class Memory:
         lo, hi = np.maximum(buffers.rows[self.first : stop].T, 0)
         self.num_rows = (starts[hi] - starts[lo]).tolist()
         self.views: list[View | None] = [None] * (stop - self.first)
-        self.kept: dict[tuple[int, int], list[int]] = {}
+        self.outside: dict[tuple[int, int], list[int]] = {}
         for b in range(self.first, stop):
             space, role = int(buffers.space[b]), int(buffers.role[b])
             if space == Space.ARENA:
                 self.views[b - self.first] = self._in_arena(buffers, b, arena)
             else:
-                self.kept.setdefault((space, role), []).append(b - self.first)
+                self.outside.setdefault((space, role), []).append(b - self.first)
 
     def index(self, space: Space, role: Role) -> int:
         """Place in `views` of the one buffer outside the arena with this space and role."""
-        return self.kept[space, role][0]
+        return self.outside[space, role][0]
 
     def has(self, space: Space, role: Role) -> bool:
-        return (space, role) in self.kept
+        return (space, role) in self.outside
 
     def allocate(self, buffers: Buffers, index: int) -> View:
         """Make a fresh tensor for a buffer outside the arena and put it in."""
@@ -107,6 +107,15 @@ class Memory:
         )
         self.views[index] = view
         return view
+
+    def release(self) -> None:
+        """Let go of the tensors that were put in for one call.
+
+        An output kept here would never be freed: its autograd node refers to the executor, which refers to it.
+        """
+        for places in self.outside.values():
+            for place in places:
+                self.views[place] = None
 
     def _dtypes(self, buffers: Buffers, b: int) -> tuple[torch.dtype, torch.dtype]:
         acc = bool(buffers.acc[b])

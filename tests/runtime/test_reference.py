@@ -1,0 +1,129 @@
+"""Plans give the answer of float64 mathematics, whatever the layout, planner, topology, heads and mask."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hsap
+from hsap.planners import PLANNERS
+from tests.runtime.oracle import attention, rmse, tensors
+
+HEADS = [(8, 8), (8, 2), (9, 3), (28, 4)]
+TOPOLOGIES = ["1x1", "2x1", "3x1", "8x1", "16x1", "5x1", "1x2", "1x8", "2x2", "4x2", "2x4", "3x3", "2x7", "4x4"]
+AWKWARD = {
+    "one token": [1],
+    "one-token documents": [1] * 23,
+    "fewer tokens than ranks": [2, 1],
+    "one giant document": [301],
+    "a giant among dwarfs": [1, 2, 250, 1, 1, 3],
+    "odd sizes": [7, 13, 29, 31, 3, 1, 17],
+    "many": [1 + (i * 37) % 11 for i in range(60)],
+}
+
+
+def check(lengths: list[int], heads: tuple[int, int], topology: str, planner: str, mask: str = "causal", dim: int = 4):
+    shape = hsap.HeadShape(*heads, dim, "fp64")
+    parsed = hsap.Topology.parse(topology)
+    if parsed.intra_sp > shape.num_q_heads:
+        return
+    problem = hsap.Problem(hsap.Layout.from_lengths(lengths), shape, parsed, ((hsap.Mask.parse(mask), 1),))
+    plan = hsap.compile(problem, planner)
+    report = hsap.verify(plan)
+    assert report.ok, report
+    q, k, v, grad_o = tensors(problem, torch.float64, seed=len(lengths))
+    for got, want in zip(hsap.reference(plan, q, k, v, grad_o=grad_o), attention(problem, q, k, v, grad_o)):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_layouts(name: str, planner: str) -> None:
+    for topology in ("3x1", "2x2", "8x1"):
+        check(AWKWARD[name], (8, 2), topology, planner)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("heads", HEADS)
+def test_every_topology_and_head_shape(heads: tuple[int, int], planner: str) -> None:
+    for topology in TOPOLOGIES:
+        check([34, 20, 10, 3, 1, 10, 7], heads, topology, planner)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(1, 12), st.integers(1, 120)), min_size=1, max_size=40),
+    st.sampled_from(HEADS),
+    st.sampled_from(TOPOLOGIES),
+    st.sampled_from(sorted(PLANNERS)),
+    st.sampled_from(["causal", "full", "window:1", "window:7", "window:40"]),
+)
+def test_random_layouts(lengths, heads, topology, planner, mask) -> None:
+    check(lengths, heads, topology, planner, mask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_long_ragged_packs(planner: str) -> None:
+    generator = np.random.default_rng(5)
+    for num_documents, most in ((300, 12), (9, 700), (2, 2000)):
+        lengths = generator.integers(1, most, num_documents).tolist()
+        for topology in ("16x1", "4x4"):
+            check(lengths, (8, 2), topology, planner)
+
+
+def test_several_masks_share_a_placement() -> None:
+    shape = hsap.HeadShape(4, 2, 4, "fp64")
+    masks = ((hsap.Mask.parse("window:9"), 5), (hsap.Mask(), 1))
+    problem = hsap.Problem(hsap.Layout.from_lengths([50, 3, 41, 18]), shape, hsap.Topology(4, 2), masks)
+    q, k, v, grad_o = tensors(problem, torch.float64)
+    for planner in PLANNERS:
+        plan = hsap.compile(problem, planner)
+        assert hsap.verify(plan).ok
+        for mask in range(2):
+            got = hsap.reference(plan, q, k, v, grad_o=grad_o, mask=mask)
+            for g, w in zip(got, attention(problem, q, k, v, grad_o, mask)):
+                torch.testing.assert_close(g, w, rtol=0, atol=1e-10)
+
+
+def test_an_empty_pack_has_a_plan() -> None:
+    problem = hsap.Problem(hsap.Layout.from_lengths([]), hsap.HeadShape(4, 2, 4, "fp32"), hsap.Topology(2, 2))
+    for planner in PLANNERS:
+        plan = hsap.compile(problem, planner)
+        assert hsap.verify(plan).ok
+        q, k, v, grad_o = tensors(problem, torch.float32)
+        results = hsap.reference(plan, q, k, v, grad_o=grad_o)
+        assert [tuple(t.shape) for t in results] == [(0, 4, 4), (4, 0), (0, 4, 4), (0, 2, 4), (0, 2, 4)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_split_attention_is_as_exact_as_one_device(dtype: str) -> None:
+    """The bars of the design: fp32 1.1, bf16 1.2, against the same kernel on one device, over all tensors together."""
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    layout = hsap.Layout.from_lengths([400, 150, 3, 247])
+    shape = hsap.HeadShape(4, 2, 32, dtype)
+    one = hsap.Problem(layout, shape, hsap.Topology(1, 1))
+    inputs = tensors(one, torch_dtype)
+    want = attention(one, *inputs)
+    alone = [rmse(g, w) for g, w in zip(hsap.reference(hsap.compile(one, "ring"), *inputs[:3], inputs[3]), want)]
+    for planner in PLANNERS:
+        plan = hsap.compile(hsap.Problem(layout, shape, hsap.Topology(8, 1)), planner)
+        split = [rmse(g, w) for g, w in zip(hsap.reference(plan, *inputs[:3], inputs[3]), want)]
+        for name, s, a in zip(("o", "lse", "dq", "dk", "dv"), split, alone):
+            if name != "lse":
+                assert s <= {"fp32": 1.1, "bf16": 1.2}[dtype] * a, f"{planner} {name}: {s / a:.3f}"
+
+
+def test_a_plan_of_64_ranks_runs_in_one_process() -> None:
+    check([700, 90, 800, 410], (8, 2), "64x1", "sap")
+
+
+def test_wrong_shapes_are_refused() -> None:
+    problem = hsap.Problem(hsap.Layout.from_lengths([5]), hsap.HeadShape(4, 2, 4, "fp32"), hsap.Topology(2, 1))
+    plan = hsap.compile(problem, "ring")
+    q, k, v, _ = tensors(problem, torch.float32)
+    with pytest.raises(ValueError, match=r"k has shape \[5, 4, 4\], the plan wants \[5, 2, 4\]"):
+        hsap.reference(plan, q, q, v)
+    with pytest.raises(ValueError, match="intra_sp=8 is more than the 4 query heads; .* 1, 2, 3, 4"):
+        hsap.Problem(problem.layout, problem.heads, hsap.Topology(1, 8))
