@@ -29,7 +29,7 @@ MAX_HEAD_DIM = 1 << 16
 
 def check_plan(plan: Plan) -> list[Fault]:
     """Check problem, columns, placement and slice tables; each kind only where the kinds before are sound."""
-    for check in (problem, columns, streams, placement, slice_tables):
+    for check in (problem, columns, streams, placement, capacity, slice_tables):
         faults = [Fault(f"structure.{check.__name__}", None, None, None, None, text) for text in check(plan)]
         if faults:
             return faults
@@ -166,8 +166,11 @@ def _rank_rows(plan: Plan, inter: int, intra: int) -> Iterator[str]:
         if not np.array_equal(coalesce(mine), coalesce(column)):
             yield f"the rows of InterSP rank {i}'s intra ranks aren't its column's rows cut in row order"
             return
-    limit = plan.problem.max_tokens_per_rank
-    tokens = plan.tokens_per_rank
+
+
+def capacity(plan: Plan) -> Iterator[str]:
+    """No rank holds more tokens than the problem allows."""
+    limit, tokens = plan.problem.max_tokens_per_rank, plan.tokens_per_rank
     if limit is not None and tokens.max(initial=0) > limit:
         yield f"rank {int(tokens.argmax())} holds {int(tokens.max())} tokens, max_tokens_per_rank={limit}"
 

@@ -141,7 +141,7 @@ _ARENA = (_arena_roles("forward"), _arena_roles("backward"))
 
 
 def held(s: Stream) -> Iterator[Found]:
-    """Buffers hold a range of the shards' spans and heads of their column; ends hold just what is the rank's own."""
+    """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
     b, plan, intra = s.buffers, s.plan, s.plan.problem.topology.intra_sp
     rows, scratch = b.rows, b.role == Role.NONE
     sound = (rows[:, 0] >= 0) & (rows[:, 0] <= rows[:, 1]) & (rows[:, 1] <= len(plan.shards.spans))
@@ -158,7 +158,7 @@ def held(s: Stream) -> Iterator[Found]:
     if intra > 1:
         sound = np.where(outer, own, sound)
     sound = np.where((b.space != Space.ARENA) & ~(outer & (intra > 1)), column, sound)
-    sound = np.where(scratch, True, sound)
+    sound = np.where(scratch, (rows == NONE).all(axis=1) & (b.heads == 0).all(axis=1), sound)
     bad = np.flatnonzero(~sound)
     yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} can't hold rows {rows[i]} and heads {b.heads[i]} here")
 

@@ -212,7 +212,9 @@ class Machine:
             return False
         y = theirs[0][0]
         values = self.cells.get(x.buf[0], x.rows, x.heads)
-        if values.shape != self.cells.get(y.buf[0], y.rows, y.heads).shape or (x.role in PARTIAL) != (y.role in PARTIAL):
+        if values.shape != self.cells.get(y.buf[0], y.rows, y.heads).shape or (x.role in PARTIAL) != (
+            y.role in PARTIAL
+        ):
             raise Wrong("what is sent isn't as large as what is expected")
         self.cells.put(y.buf[0], y.rows, y.heads, values)
         entry[1] = theirs[0][1] = True
@@ -279,7 +281,11 @@ class Machine:
         count = dense(self.table[lo:hi], self.plan.problem.layout.num_tokens).astype(np.uint64)
         sides = np.flatnonzero(count.any(axis=1)), np.flatnonzero(count.any(axis=0))
         place = {
-            role: (b, row_index(self.cells.rows(b), sides[role in (Role.KV, Role.DKV)]), self.cells.head_range(b, x.heads))
+            role: (
+                b,
+                row_index(self.cells.rows(b), sides[role in (Role.KV, Role.DKV)]),
+                self.cells.head_range(b, x.heads),
+            )
             for b, role in zip(x.buf, roles)
         }
 
