@@ -286,7 +286,9 @@ def resharded(s: Stream) -> Iterator[Found]:
     sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
     sound &= (b.acc[column] == ~outward) & (b.rows[own] == plan.rank_rows[rank]).all(axis=1)
     sound &= (b.rows[column] == plan.column_rows[rank // intra]).all(axis=1)
-    sound &= (b.heads[column] == _whole_share(s, rank)).all(axis=1)
+    share = _whole_share(s, rank)
+    sound &= (b.heads[column] == share).all(axis=1) & (p.heads[index] == share).all(axis=1)
+    sound &= (p.rows[index] == b.rows[column]).all(axis=1)
     say = "ALL_TO_ALL from {} to {}: one must be the rank's own tensor, the other its column's"
     yield from at(index[~sound], lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
     wanted = scratch_bytes(s, rank, p.role[index], outward)
