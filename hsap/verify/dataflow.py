@@ -119,14 +119,13 @@ class _Cover:
         b = s.buffers
         self.whole = self._weigh(np.maximum(b.rows, 0), b.heads, b.role)
 
-    def _weigh(self, rows, heads, role) -> np.ndarray:
-        """Weight and area of rectangles, both modulo 2^64: uint64 [n, 2]."""
+    def _weigh(self, rows, heads, role) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and area of rectangles, both modulo 2^64: uint64 [n] and int64 [n]."""
         is_kv = (role == Role.KV) | (role == Role.DKV)
         first = np.where(is_kv, heads[:, 2], heads[:, 0]).astype(np.int64)
         count = np.where(is_kv, heads[:, 3], heads[:, 1]).astype(np.int64)
         weight = (self.spans[rows[:, 1]] - self.spans[rows[:, 0]]) * (self.heads[first + count] - self.heads[first])
-        size = (rows[:, 1].astype(np.int64) - rows[:, 0]) * count
-        return np.stack([weight, size.astype(np.uint64)], axis=1)
+        return weight, (rows[:, 1].astype(np.int64) - rows[:, 0]) * count
 
     def broken(self, chosen: np.ndarray, buffers: np.ndarray) -> np.ndarray:
         """Give those of `buffers` that the chosen touches don't fill exactly. chosen: indices of touches."""
@@ -136,9 +135,12 @@ class _Cover:
         whole = s.programs.op[at_] == Op.ALL_TO_ALL
         rows = np.where(whole[:, None], b.rows[buffer], s.programs.rows[at_])
         heads = np.where(whole[:, None], b.heads[buffer], s.programs.heads[at_])
-        total = np.zeros_like(self.whole)
-        np.add.at(total, buffer, self._weigh(rows, heads, b.role[buffer]))
-        return buffers[(total[buffers] != self.whole[buffers]).any(axis=1)]
+        wrong = np.zeros(len(buffers), bool)
+        for whole_sum, part in zip(self.whole, self._weigh(rows, heads, b.role[buffer])):
+            total = np.zeros_like(whole_sum)
+            np.add.at(total, buffer, part)
+            wrong |= total[buffers] != whole_sum[buffers]
+        return buffers[wrong]
 
 
 def moved_once(s: Stream) -> Iterator[Found]:

@@ -17,6 +17,9 @@ import numpy as np
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
 
+GAP = 16
+"""Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
+
 
 def random_weights(count: int) -> np.ndarray:
     """Uniform weights in Z/2^64: uint64 [count]; the generator is seeded afresh by the operating system."""
@@ -40,21 +43,26 @@ class PairWeights:
         self._walk(np.concatenate(diagonals(mask)))
 
     def _walk(self, runs: np.ndarray) -> None:
-        """Sum a(q) B(q + e) along the rows [first, stop) of every run (e, first, stop); runs of one e are joined."""
+        """Sum a(q) B(q + e) along the rows [first, stop) of every run (e, first, stop); near runs of one e are joined.
+
+        Joining across a gap is safe, as q + e is in range at both its sides, and leaves few runs for all documents.
+        """
         runs = runs[runs[:, 1] < runs[:, 2]]
         runs = runs[np.lexsort([runs[:, 1], runs[:, 0]])]
         if len(runs):
             # Running maximum within one diagonal: shifted apart, rows of different diagonals never meet.
-            number = np.cumsum(np.r_[0, runs[1:, 0] != runs[:-1, 0]]) * (self.num_tokens + 1)
+            number = np.cumsum(np.r_[0, runs[1:, 0] != runs[:-1, 0]]) * (self.num_tokens + 1 + GAP)
             reach = np.maximum.accumulate(runs[:, 2] + number)
-            fresh = np.r_[True, runs[1:, 1] + number[1:] > reach[:-1]]
+            fresh = np.r_[True, runs[1:, 1] + number[1:] > reach[:-1] + GAP]
             stop = (reach - number)[np.r_[fresh[1:], True]]
             runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
         self.runs = runs
-        lengths = runs[:, 2] - runs[:, 1]
-        self.starts = np.cumsum(np.r_[0, lengths])
-        row = np.arange(self.starts[-1]) + np.repeat(runs[:, 1] - self.starts[:-1], lengths)
-        self.sums = prefix(self.a[row] * self.sum_b[row + np.repeat(runs[:, 0], lengths)])
+        self.starts = np.cumsum(np.r_[0, runs[:, 2] - runs[:, 1]])
+        self.sums = np.zeros(self.starts[-1] + 1, np.uint64)
+        for (e, first, stop), start in zip(runs.tolist(), self.starts.tolist()):
+            terms = self.sums[start + 1 : start + 1 + stop - first]
+            np.multiply(self.a[first:stop], self.sum_b[first + e : stop + e], out=terms)
+        np.cumsum(self.sums, out=self.sums)
 
     def along(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum a(q) B(q + e) over runs (e, first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""

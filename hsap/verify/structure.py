@@ -14,7 +14,6 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.precision import ALIGNMENT, aligned, buffer_bytes, row_bytes
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS
-from hsap.verify.placement import spans_of
 from hsap.verify.stream import Found, Stream, at, at_buffers
 
 _NUM_OPERANDS = np.array([len(OPERANDS[op]) for op in Op])
@@ -206,18 +205,23 @@ def sizes(s: Stream) -> Iterator[Found]:
 def moved_rows(s: Stream) -> Iterator[Found]:
     """Rows and heads that are moved or folded lie in both buffers; transfers take all heads that their buffer has."""
     p, b = s.programs, s.buffers
-    index = s.where(*_MOVES)
-    rows, heads = p.rows[index], p.heads[index].astype(np.int32)
-    sound = heads_sound(s, heads, s.rank[index]) & (rows[:, 0] <= rows[:, 1])
-    transfer = (p.op[index] == Op.SEND) | (p.op[index] == Op.RECV)
-    for operand in (0, 1):
-        buffer = p.buf[index, operand if operand == 0 else np.where(transfer, 0, 1)]
-        sound &= (rows[:, 0] >= b.rows[buffer, 0]) & (rows[:, 1] <= b.rows[buffer, 1])
-        sound &= heads_inside(heads, b.heads[buffer].astype(np.int32))
-        # A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
-        sound &= ~transfer | (heads == b.heads[buffer]).all(axis=1)
     say = "{} moves spans {} and heads {}, which its buffers don't both have in this form"
+    # A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
+    index = s.where(Op.SEND, Op.RECV)
+    rows, buffer = p.rows[index], p.buf[index, 0]
+    sound = _rows_inside(rows, b.rows[buffer]) & (p.heads[index] == b.heads[buffer]).all(axis=1)
     yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
+    index = s.where(Op.COPY, Op.MERGE, Op.SUM)
+    rows, heads = p.rows[index], p.heads[index].astype(np.int32)
+    sound = heads_sound(s, heads, s.rank[index])
+    for operand in (0, 1):
+        buffer = p.buf[index, operand]
+        sound &= _rows_inside(rows, b.rows[buffer]) & heads_inside(heads, b.heads[buffer].astype(np.int32))
+    yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
+
+
+def _rows_inside(rows: np.ndarray, of: np.ndarray) -> np.ndarray:
+    return (of[:, 0] <= rows[:, 0]) & (rows[:, 0] <= rows[:, 1]) & (rows[:, 1] <= of[:, 1])
 
 
 def heads_inside(heads: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -245,8 +249,7 @@ def attended(s: Stream) -> Iterator[Found]:
         return
     heads = p.heads[index].astype(np.int32)
     sound = heads_sound(s, heads, s.rank[index])
-    sides = spans_of(s.plan.shards, table)
-    bounds = [_bounds(side, ranges) for side in sides]
+    bounds = [_bounds(side, ranges) for side in s.slice_spans]
     query_side, num_operands = (True, False, True, True, False), 3 if s.direction == 0 else 5
     for operand in range(num_operands):
         buffer = p.buf[index, operand]

@@ -190,7 +190,7 @@ def test_weights_differ_from_run_to_run():
 @pytest.mark.parametrize(("topology", "heads"), [("1x3", (9, 3)), ("2x4", (8, 2)), ("2x2", (28, 4)), ("1x5", (9, 3))])
 def test_scratch_in_closed_form_equals_the_reshard_table(topology, heads):
     plan = small(topology, (13, 6, 20), "ring", heads)
-    stream = Stream.of(plan, 0, 0)
+    stream = Stream.both(plan, 0)[0]
     tokens, intra = plan.tokens_per_rank, plan.problem.topology.intra_sp
     for role, outward in itertools.product((Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV), (True, False)):
         rank = np.arange(plan.num_ranks)
