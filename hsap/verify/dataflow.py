@@ -55,17 +55,19 @@ def _total_area(table: np.ndarray) -> int:
 
 def _culprit(table, wanted, sums, weights: PairWeights) -> tuple[int | None, str]:
     """Find a slice to blame, on the error path: one with pairs the mask lacks, or one that comes twice."""
-    for i, row in enumerate(table[: 1 << 12]):
-        q_span, k_span = row[None, 0:2], row[None, 2:4]
+    order = np.lexsort([table[:, 2], table[:, 0]])
+    again = np.flatnonzero((np.diff(table[order], axis=0) == 0).all(axis=1))
+    if len(again):
+        return int(order[again[0] + 1]), "is there twice"
+    # Only as many as a reader waits for: each is cut out of the whole mask.
+    for i, row in enumerate(table[: min(1 << 10, (1 << 20) // (len(wanted) + 1))]):
         inside = wanted.copy()
         inside[:, 4] = np.maximum(inside[:, 4], row[4])
         inside[:, 5] = np.minimum(inside[:, 5], row[5])
-        visible, known = weights.over(cut(inside, q_span, k_span)[0])
+        visible, known = weights.over(cut(inside, row[None, 0:2], row[None, 2:4])[0])
         if known.all() and visible.sum(dtype=np.uint64) != sums[i]:
             return i, "has pairs that the mask hides"
-    order = np.lexsort([table[:, 2], table[:, 0]])
-    again = np.flatnonzero((np.diff(table[order], axis=0) == 0).all(axis=1))
-    return (int(order[again[0] + 1]), "is there twice") if len(again) else (None, "")
+    return None, ""
 
 
 def _attending(s: Stream, slice_index: int) -> int | None:

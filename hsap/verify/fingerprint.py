@@ -64,26 +64,25 @@ class PairWeights:
             np.multiply(self.a[first:stop], self.sum_b[first + e : stop + e], out=terms)
         np.cumsum(self.sums, out=self.sums)
 
-    def along(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum a(q) B(q + e) over runs (e, first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
-        empty = wanted[:, 1] >= wanted[:, 2]
+    def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
+        """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
+        empty = first >= stop
         if not len(self.runs):
-            return np.zeros(len(wanted), np.uint64), empty
+            return np.zeros(len(e), np.uint64), empty
         width = self.num_tokens + 1  # e is in [-num_tokens, num_tokens + 1], so keys are unique and rise
         keys = self.runs[:, 0] * width + self.runs[:, 1]
-        place = np.maximum(np.searchsorted(keys, wanted[:, 0] * width + wanted[:, 1], side="right") - 1, 0)
+        place = np.maximum(np.searchsorted(keys, e * width + first, side="right") - 1, 0)
         run = self.runs[place]
-        there = (run[:, 0] == wanted[:, 0]) & (run[:, 1] <= wanted[:, 1]) & (wanted[:, 2] <= run[:, 2])
-        first = np.where(there & ~empty, self.starts[place] - run[:, 1] + wanted[:, 1], 0)
-        stop = np.where(there & ~empty, first + wanted[:, 2] - wanted[:, 1], 0)
-        return self.sums[stop] - self.sums[first], there | empty
+        there = (run[:, 0] == e) & (run[:, 1] <= first) & (stop <= run[:, 2]) & ~empty
+        begin = np.where(there, self.starts[place] - run[:, 1] + first, 0)
+        return self.sums[np.where(there, begin + stop - first, 0)] - self.sums[begin], there | empty
 
     def over(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""
-        q0, q1, k0, k1, lo, hi = table.T
+        q0, q1, k0, k1, lo, hi = np.ascontiguousarray(table.T)
         bend_hi, bend_lo = bends(table)
-        upper, known_upper = self.along(np.stack([hi + 1, q0, bend_hi], axis=1))
-        lower, known_lower = self.along(np.stack([lo, bend_lo, q1], axis=1))
+        upper, known_upper = self.along(hi + 1, q0, bend_hi)
+        lower, known_lower = self.along(lo, bend_lo, q1)
         upper += self.sum_b[k1] * (self.sum_a[q1] - self.sum_a[bend_hi])
         lower += self.sum_b[k0] * (self.sum_a[bend_lo] - self.sum_a[q0])
         return upper - lower, known_upper & known_lower
