@@ -21,7 +21,7 @@ from hsap.ir.span import coalesce
 from hsap.verify.report import Fault
 
 MAX_TOKENS = 1 << 24
-MAX_RANKS = 1 << 15
+MAX_RANKS = 1 << 12
 MAX_HEADS = (1 << 15) - 1
 MAX_HEAD_DIM = 1 << 16
 """Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""

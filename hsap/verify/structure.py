@@ -24,6 +24,9 @@ _OPS = (
 _MOVES = (Op.SEND, Op.RECV, Op.COPY, Op.MERGE, Op.SUM)
 _ROUNDED = (Op.SEND, Op.RECV, Op.LAUNCH, Op.WAIT, Op.ALL_TO_ALL)
 
+_PIECES_AT_ONCE = 1 << 20
+"""Messages of AllToAlls that are sized together; bounds the memory for a plan of absurdly many ranks."""
+
 _DATA = (Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV)
 _ANYWHERE = (Space.INPUT, Space.KEPT, Space.ARENA)
 _TARGET = (Space.OUTPUT, Space.KEPT, Space.ARENA)
@@ -281,6 +284,9 @@ def resharded(s: Stream) -> Iterator[Found]:
     index = s.where(Op.ALL_TO_ALL)
     if not len(index):
         return
+    if len(index) > len(Role) * plan.num_ranks:
+        yield Found(f"{len(index)} ALL_TO_ALLs are more than there are inputs and outputs", int(index[-1]))
+        return
     source, target, scratch = p.buf[index, :3].T
     outward = b.space[target] != Space.OUTPUT
     own, column = np.where(outward, source, target), np.where(outward, target, source)
@@ -294,7 +300,9 @@ def resharded(s: Stream) -> Iterator[Found]:
     sound &= (p.rows[index] == b.rows[column]).all(axis=1)
     say = "ALL_TO_ALL from {} to {}: one must be the rank's own tensor, the other its column's"
     yield from at(index[~sound], lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
-    wanted = scratch_bytes(s, rank, p.role[index], outward)
+    step = max(_PIECES_AT_ONCE // intra, 1)
+    parts = [slice(i, i + step) for i in range(0, len(index), step)]
+    wanted = np.concatenate([scratch_bytes(s, rank[i], p.role[index][i], outward[i]) for i in parts])
     bad = index[b.num_bytes[scratch] != wanted]
     yield from at(bad, lambda i: f"scratch has {int(b.num_bytes[p.buf[i, 2]])} bytes, not what the pieces take")
 
@@ -315,15 +323,19 @@ def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.nda
     shares, tokens, home = share_table(s), plan.tokens_per_rank, rank - rank % intra
     dim, partial = plan.problem.heads.head_dim, np.isin(role, (Role.O, Role.DQ, Role.DKV))
     element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])
-    total = np.zeros(len(rank), np.int64)
-    for j in range(intra):
-        for back, rows, share in ((0, tokens[rank], shares[j]), (1, tokens[home + j], shares[rank % intra])):
-            heads = np.broadcast_to(share, (len(rank), 4))
-            width = np.where(np.isin(role, (Role.KV, Role.DKV)), 2 * heads[:, 3], heads[:, 1])
-            stats = heads[:, 1] * (1 * (role == Role.O) + 2 * (role == Role.DO))
-            size = aligned(rows * width * dim * element) + aligned(rows * stats * DTYPE_BYTES[plan.precision.stat])
-            total += np.where((rank % intra != j) & (~outward | (back == 0)), size, 0)
-    return total
+    stats = (1 * (role == Role.O) + 2 * (role == Role.DO)) * DTYPE_BYTES[plan.precision.stat]
+    is_kv = np.isin(role, (Role.KV, Role.DKV))
+
+    def bytes_of(rows: np.ndarray, q_heads: np.ndarray, kv_heads: np.ndarray) -> np.ndarray:
+        """Bytes of pieces with a row of the table for each AllToAll and a column for each neighbour."""
+        elements = np.where(is_kv[:, None], 2 * kv_heads, q_heads) * dim * element[:, None]
+        return aligned(rows * elements) + aligned(rows * q_heads * stats[:, None])
+
+    mine = shares[rank % intra]
+    by_heads = bytes_of(tokens[rank][:, None], shares[None, :, 1], shares[None, :, 3])
+    by_rows = bytes_of(tokens[home[:, None] + np.arange(intra)], mine[:, 1:2], mine[:, 3:4])
+    others = np.arange(intra) != (rank % intra)[:, None]
+    return (others * (by_heads + np.where(outward[:, None], 0, by_rows))).sum(axis=1)
 
 
 STAGES = ((enumerations,), (operands, peers), (kinds, ends), (held,), (sizes, moved_rows, attended, resharded))
