@@ -237,7 +237,7 @@ def test_a_plan_beyond_the_arena_is_rejected():
     [
         ({"layout": Layout((1 << 40,), (1,))}, "tokens"),
         ({"topology": Topology(1 << 40, 1)}, "inter_sp"),
-        ({"topology": Topology(1 << 14, 4)}, "ranks"),
+        ({"topology": Topology(1 << 11, 4)}, "ranks"),
         ({"heads": HeadShape(4, 2, 1 << 40)}, "head_dim"),
         ({"arena_multiple": float("nan")}, "arena_multiple"),
         ({"masks": ((Mask("window", (1 << 80,)), 1),)}, "mask parameters"),
