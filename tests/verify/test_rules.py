@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mutants import in_order, of, with_buffer, with_column, with_program
+from mutants import drop_one, in_order, of, with_buffer, with_column, with_program
+from oracle import failure
 
 from hsap.api import compile
+from hsap.compiler.pipeline import build
+from hsap.ir.block import cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
@@ -18,8 +21,10 @@ from hsap.ir.precision import Precision
 from hsap.ir.problem import Problem, Topology, arena_capacity
 from hsap.ir.program import Op, Role
 from hsap.ir.reshard import reshard
+from hsap.ir.schedule import Schedule, Strategy
 from hsap.ir.slice import canonical, dense, slices
 from hsap.planners import PLANNERS
+from hsap.planners.zigzag import zigzag_shards
 from hsap.verify import verify
 from hsap.verify.fingerprint import PairWeights, prefix, random_weights
 from hsap.verify.memory import _sweep
@@ -252,3 +257,26 @@ def test_a_hostile_problem_is_refused_before_anything_is_allocated(change, word)
     assert word in fault.message
     assert fault.rank is None
     assert fault.rule in str(report)
+
+
+@pytest.mark.parametrize(("topology", "heads", "groups"), [("3x1", (8, 4), 2), ("3x2", (9, 3), 2), ("2x2", (28, 4), 3)])
+def test_blocks_scattered_by_head_groups_are_sound(topology, heads, groups):
+    problem = Problem(Layout.from_lengths((9, 14, 2)), HeadShape(*heads, 1, "fp64"), Topology.parse(topology))
+    num_ranks, random = problem.topology.inter_sp, np.random.default_rng(groups)
+    shards = zigzag_shards(problem.layout.document_spans, num_ranks)
+    blocks = cut_blocks(shards, problem.slices(0))
+    block = np.repeat(np.arange(len(blocks)), groups)
+    group = np.tile(np.arange(groups), len(blocks))
+    schedules = [
+        Schedule(blocks, block, group, random.integers(0, num_ranks, len(block)), random.integers(0, 3, len(block)))
+        for _ in range(2)
+    ]
+    plan = build(problem, Strategy(shards, (schedules[0],), (schedules[1],), groups), "scattered", {})
+    assert verify(plan).ok, str(verify(plan))
+    assert failure(plan) is None
+    for direction in (0, 1):
+        programs = plan.programs[0][direction]
+        attends = of(programs, Op.ATTEND, Op.ATTEND_GRAD)
+        # With more groups than KV heads some blocks are empty, and may go.
+        attend = int(attends[programs.heads[attends, 1] > 0][0])
+        assert not verify(drop_one(plan, 0, direction, attend)).ok
