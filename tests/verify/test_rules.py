@@ -49,9 +49,9 @@ def layouts(seed: int):
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_planners_plans_are_sound(planner, topology):
-    masks = ((Mask(), 2), (Mask("window", (5,)), 1), (Mask("full"), 1))
     for i, heads in enumerate(HEADS):
-        for lengths in layouts(i):
+        masks = ((Mask(), 2), (Mask("full") if i % 2 else Mask("window", (5,)), 1))
+        for lengths in layouts(i)[i // 2 :: 2]:
             plan = small(topology, lengths, planner, heads, masks=masks, arena_multiple=1e6)
             report = verify(plan)
             assert report.ok, f"{heads} {lengths}\n{report}"
