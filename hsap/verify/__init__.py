@@ -7,7 +7,6 @@ are for people and are not read.
 from __future__ import annotations
 
 from hsap.ir.plan import Plan
-from hsap.ir.schedule import DIRECTIONS
 from hsap.verify import dataflow, memory, progress, structure
 from hsap.verify.placement import check_plan
 from hsap.verify.report import Fault, Report
@@ -27,8 +26,8 @@ def verify(plan: Plan) -> Report:
     if faults:
         return Report(plan, tuple(faults))
     for mask in range(len(plan.programs)):
-        for direction in range(len(DIRECTIONS)):
-            faults += _check_stream(Stream.of(plan, mask, direction))
+        for stream in Stream.both(plan, mask):
+            faults += _check_stream(stream)
     return Report(plan, tuple(faults))
 
 

@@ -55,17 +55,19 @@ def _total_area(table: np.ndarray) -> int:
 
 def _culprit(table, wanted, sums, weights: PairWeights) -> tuple[int | None, str]:
     """Find a slice to blame, on the error path: one with pairs the mask lacks, or one that comes twice."""
-    for i, row in enumerate(table[: 1 << 12]):
-        q_span, k_span = row[None, 0:2], row[None, 2:4]
+    order = np.lexsort([table[:, 2], table[:, 0]])
+    again = np.flatnonzero((np.diff(table[order], axis=0) == 0).all(axis=1))
+    if len(again):
+        return int(order[again[0] + 1]), "is there twice"
+    # Only as many as a reader waits for: each is cut out of the whole mask.
+    for i, row in enumerate(table[: min(1 << 10, (1 << 20) // (len(wanted) + 1))]):
         inside = wanted.copy()
         inside[:, 4] = np.maximum(inside[:, 4], row[4])
         inside[:, 5] = np.minimum(inside[:, 5], row[5])
-        visible, known = weights.over(cut(inside, q_span, k_span)[0])
+        visible, known = weights.over(cut(inside, row[None, 0:2], row[None, 2:4])[0])
         if known.all() and visible.sum(dtype=np.uint64) != sums[i]:
             return i, "has pairs that the mask hides"
-    order = np.lexsort([table[:, 2], table[:, 0]])
-    again = np.flatnonzero((np.diff(table[order], axis=0) == 0).all(axis=1))
-    return (int(order[again[0] + 1]), "is there twice") if len(again) else (None, "")
+    return None, ""
 
 
 def _attending(s: Stream, slice_index: int) -> int | None:
@@ -119,14 +121,13 @@ class _Cover:
         b = s.buffers
         self.whole = self._weigh(np.maximum(b.rows, 0), b.heads, b.role)
 
-    def _weigh(self, rows, heads, role) -> np.ndarray:
-        """Weight and area of rectangles, both modulo 2^64: uint64 [n, 2]."""
+    def _weigh(self, rows, heads, role) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and area of rectangles, both modulo 2^64: uint64 [n] and int64 [n]."""
         is_kv = (role == Role.KV) | (role == Role.DKV)
         first = np.where(is_kv, heads[:, 2], heads[:, 0]).astype(np.int64)
         count = np.where(is_kv, heads[:, 3], heads[:, 1]).astype(np.int64)
         weight = (self.spans[rows[:, 1]] - self.spans[rows[:, 0]]) * (self.heads[first + count] - self.heads[first])
-        size = (rows[:, 1].astype(np.int64) - rows[:, 0]) * count
-        return np.stack([weight, size.astype(np.uint64)], axis=1)
+        return weight, (rows[:, 1].astype(np.int64) - rows[:, 0]) * count
 
     def broken(self, chosen: np.ndarray, buffers: np.ndarray) -> np.ndarray:
         """Give those of `buffers` that the chosen touches don't fill exactly. chosen: indices of touches."""
@@ -136,9 +137,12 @@ class _Cover:
         whole = s.programs.op[at_] == Op.ALL_TO_ALL
         rows = np.where(whole[:, None], b.rows[buffer], s.programs.rows[at_])
         heads = np.where(whole[:, None], b.heads[buffer], s.programs.heads[at_])
-        total = np.zeros_like(self.whole)
-        np.add.at(total, buffer, self._weigh(rows, heads, b.role[buffer]))
-        return buffers[(total[buffers] != self.whole[buffers]).any(axis=1)]
+        wrong = np.zeros(len(buffers), bool)
+        for whole_sum, part in zip(self.whole, self._weigh(rows, heads, b.role[buffer])):
+            total = np.zeros_like(whole_sum)
+            np.add.at(total, buffer, part)
+            wrong |= total[buffers] != whole_sum[buffers]
+        return buffers[wrong]
 
 
 def moved_once(s: Stream) -> Iterator[Found]:

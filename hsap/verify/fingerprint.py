@@ -17,6 +17,9 @@ import numpy as np
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
 
+GAP = 16
+"""Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
+
 
 def random_weights(count: int) -> np.ndarray:
     """Uniform weights in Z/2^64: uint64 [count]; the generator is seeded afresh by the operating system."""
@@ -40,42 +43,46 @@ class PairWeights:
         self._walk(np.concatenate(diagonals(mask)))
 
     def _walk(self, runs: np.ndarray) -> None:
-        """Sum a(q) B(q + e) along the rows [first, stop) of every run (e, first, stop); runs of one e are joined."""
+        """Sum a(q) B(q + e) along the rows [first, stop) of every run (e, first, stop); near runs of one e are joined.
+
+        Joining across a gap is safe, as q + e is in range at both its sides, and leaves few runs for all documents.
+        """
         runs = runs[runs[:, 1] < runs[:, 2]]
         runs = runs[np.lexsort([runs[:, 1], runs[:, 0]])]
         if len(runs):
             # Running maximum within one diagonal: shifted apart, rows of different diagonals never meet.
-            number = np.cumsum(np.r_[0, runs[1:, 0] != runs[:-1, 0]]) * (self.num_tokens + 1)
+            number = np.cumsum(np.r_[0, runs[1:, 0] != runs[:-1, 0]]) * (self.num_tokens + 1 + GAP)
             reach = np.maximum.accumulate(runs[:, 2] + number)
-            fresh = np.r_[True, runs[1:, 1] + number[1:] > reach[:-1]]
+            fresh = np.r_[True, runs[1:, 1] + number[1:] > reach[:-1] + GAP]
             stop = (reach - number)[np.r_[fresh[1:], True]]
             runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
         self.runs = runs
-        lengths = runs[:, 2] - runs[:, 1]
-        self.starts = np.cumsum(np.r_[0, lengths])
-        row = np.arange(self.starts[-1]) + np.repeat(runs[:, 1] - self.starts[:-1], lengths)
-        self.sums = prefix(self.a[row] * self.sum_b[row + np.repeat(runs[:, 0], lengths)])
+        self.starts = np.cumsum(np.r_[0, runs[:, 2] - runs[:, 1]])
+        self.sums = np.zeros(self.starts[-1] + 1, np.uint64)
+        for (e, first, stop), start in zip(runs.tolist(), self.starts.tolist()):
+            terms = self.sums[start + 1 : start + 1 + stop - first]
+            np.multiply(self.a[first:stop], self.sum_b[first + e : stop + e], out=terms)
+        np.cumsum(self.sums, out=self.sums)
 
-    def along(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum a(q) B(q + e) over runs (e, first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
-        empty = wanted[:, 1] >= wanted[:, 2]
+    def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
+        """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
+        empty = first >= stop
         if not len(self.runs):
-            return np.zeros(len(wanted), np.uint64), empty
+            return np.zeros(len(e), np.uint64), empty
         width = self.num_tokens + 1  # e is in [-num_tokens, num_tokens + 1], so keys are unique and rise
         keys = self.runs[:, 0] * width + self.runs[:, 1]
-        place = np.maximum(np.searchsorted(keys, wanted[:, 0] * width + wanted[:, 1], side="right") - 1, 0)
+        place = np.maximum(np.searchsorted(keys, e * width + first, side="right") - 1, 0)
         run = self.runs[place]
-        there = (run[:, 0] == wanted[:, 0]) & (run[:, 1] <= wanted[:, 1]) & (wanted[:, 2] <= run[:, 2])
-        first = np.where(there & ~empty, self.starts[place] - run[:, 1] + wanted[:, 1], 0)
-        stop = np.where(there & ~empty, first + wanted[:, 2] - wanted[:, 1], 0)
-        return self.sums[stop] - self.sums[first], there | empty
+        there = (run[:, 0] == e) & (run[:, 1] <= first) & (stop <= run[:, 2]) & ~empty
+        begin = np.where(there, self.starts[place] - run[:, 1] + first, 0)
+        return self.sums[np.where(there, begin + stop - first, 0)] - self.sums[begin], there | empty
 
     def over(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""
-        q0, q1, k0, k1, lo, hi = table.T
+        q0, q1, k0, k1, lo, hi = np.ascontiguousarray(table.T)
         bend_hi, bend_lo = bends(table)
-        upper, known_upper = self.along(np.stack([hi + 1, q0, bend_hi], axis=1))
-        lower, known_lower = self.along(np.stack([lo, bend_lo, q1], axis=1))
+        upper, known_upper = self.along(hi + 1, q0, bend_hi)
+        lower, known_lower = self.along(lo, bend_lo, q1)
         upper += self.sum_b[k1] * (self.sum_a[q1] - self.sum_a[bend_hi])
         lower += self.sum_b[k0] * (self.sum_a[bend_lo] - self.sum_a[q0])
         return upper - lower, known_upper & known_lower

@@ -6,7 +6,7 @@ A rule is a function of a stream that yields what it found; on a sound plan it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hsap.ir.effects import Touches, touches
 from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
+from hsap.verify.placement import spans_of
 from hsap.verify.report import Fault
 
 SHOWN = 3
@@ -45,16 +46,20 @@ class Stream:
     direction: int
     rank: np.ndarray
     buffer_rank: np.ndarray
+    slice_spans: tuple[np.ndarray, np.ndarray]
     touched: Touches | None = None
 
     @classmethod
-    def of(cls, plan: Plan, mask: int, direction: int) -> Stream:
-        programs = plan.programs[mask][direction]
-        return cls(plan, mask, direction, programs.rank, programs.buffers.rank)
+    def both(cls, plan: Plan, mask: int) -> tuple[Stream, Stream]:
+        """Give the forward and the backward stream of a mask."""
+        sides = spans_of(plan.shards, plan.slices[mask])
+        pair = enumerate(plan.programs[mask])
+        forward, backward = (cls(plan, mask, d, p.rank, p.buffers.rank, sides) for d, p in pair)
+        return forward, backward
 
     def with_touches(self) -> Stream:
         """Add what every instruction touches."""
-        return Stream(self.plan, self.mask, self.direction, self.rank, self.buffer_rank, touches(self.programs))
+        return replace(self, touched=touches(self.programs))
 
     @property
     def programs(self) -> Programs:

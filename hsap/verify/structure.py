@@ -14,7 +14,6 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.precision import ALIGNMENT, aligned, buffer_bytes, row_bytes
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS
-from hsap.verify.placement import spans_of
 from hsap.verify.stream import Found, Stream, at, at_buffers
 
 _NUM_OPERANDS = np.array([len(OPERANDS[op]) for op in Op])
@@ -24,6 +23,9 @@ _OPS = (
 )
 _MOVES = (Op.SEND, Op.RECV, Op.COPY, Op.MERGE, Op.SUM)
 _ROUNDED = (Op.SEND, Op.RECV, Op.LAUNCH, Op.WAIT, Op.ALL_TO_ALL)
+
+_PIECES_AT_ONCE = 1 << 20
+"""Messages of AllToAlls that are sized together; bounds the memory for a plan of absurdly many ranks."""
 
 _DATA = (Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV)
 _ANYWHERE = (Space.INPUT, Space.KEPT, Space.ARENA)
@@ -141,7 +143,7 @@ _ARENA = (_arena_roles("forward"), _arena_roles("backward"))
 
 
 def held(s: Stream) -> Iterator[Found]:
-    """Buffers hold a range of the shards' spans and heads of their column; ends hold just what is the rank's own."""
+    """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
     b, plan, intra = s.buffers, s.plan, s.plan.problem.topology.intra_sp
     rows, scratch = b.rows, b.role == Role.NONE
     sound = (rows[:, 0] >= 0) & (rows[:, 0] <= rows[:, 1]) & (rows[:, 1] <= len(plan.shards.spans))
@@ -158,7 +160,7 @@ def held(s: Stream) -> Iterator[Found]:
     if intra > 1:
         sound = np.where(outer, own, sound)
     sound = np.where((b.space != Space.ARENA) & ~(outer & (intra > 1)), column, sound)
-    sound = np.where(scratch, True, sound)
+    sound = np.where(scratch, (rows == NONE).all(axis=1) & (b.heads == 0).all(axis=1), sound)
     bad = np.flatnonzero(~sound)
     yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} can't hold rows {rows[i]} and heads {b.heads[i]} here")
 
@@ -206,18 +208,23 @@ def sizes(s: Stream) -> Iterator[Found]:
 def moved_rows(s: Stream) -> Iterator[Found]:
     """Rows and heads that are moved or folded lie in both buffers; transfers take all heads that their buffer has."""
     p, b = s.programs, s.buffers
-    index = s.where(*_MOVES)
-    rows, heads = p.rows[index], p.heads[index].astype(np.int32)
-    sound = heads_sound(s, heads, s.rank[index]) & (rows[:, 0] <= rows[:, 1])
-    transfer = (p.op[index] == Op.SEND) | (p.op[index] == Op.RECV)
-    for operand in (0, 1):
-        buffer = p.buf[index, operand if operand == 0 else np.where(transfer, 0, 1)]
-        sound &= (rows[:, 0] >= b.rows[buffer, 0]) & (rows[:, 1] <= b.rows[buffer, 1])
-        sound &= heads_inside(heads, b.heads[buffer].astype(np.int32))
-        # A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
-        sound &= ~transfer | (heads == b.heads[buffer]).all(axis=1)
     say = "{} moves spans {} and heads {}, which its buffers don't both have in this form"
+    # A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
+    index = s.where(Op.SEND, Op.RECV)
+    rows, buffer = p.rows[index], p.buf[index, 0]
+    sound = _rows_inside(rows, b.rows[buffer]) & (p.heads[index] == b.heads[buffer]).all(axis=1)
     yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
+    index = s.where(Op.COPY, Op.MERGE, Op.SUM)
+    rows, heads = p.rows[index], p.heads[index].astype(np.int32)
+    sound = heads_sound(s, heads, s.rank[index])
+    for operand in (0, 1):
+        buffer = p.buf[index, operand]
+        sound &= _rows_inside(rows, b.rows[buffer]) & heads_inside(heads, b.heads[buffer].astype(np.int32))
+    yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
+
+
+def _rows_inside(rows: np.ndarray, of: np.ndarray) -> np.ndarray:
+    return (of[:, 0] <= rows[:, 0]) & (rows[:, 0] <= rows[:, 1]) & (rows[:, 1] <= of[:, 1])
 
 
 def heads_inside(heads: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -245,8 +252,7 @@ def attended(s: Stream) -> Iterator[Found]:
         return
     heads = p.heads[index].astype(np.int32)
     sound = heads_sound(s, heads, s.rank[index])
-    sides = spans_of(s.plan.shards, table)
-    bounds = [_bounds(side, ranges) for side in sides]
+    bounds = [_bounds(side, ranges) for side in s.slice_spans]
     query_side, num_operands = (True, False, True, True, False), 3 if s.direction == 0 else 5
     for operand in range(num_operands):
         buffer = p.buf[index, operand]
@@ -278,6 +284,9 @@ def resharded(s: Stream) -> Iterator[Found]:
     index = s.where(Op.ALL_TO_ALL)
     if not len(index):
         return
+    if len(index) > len(Role) * plan.num_ranks:
+        yield Found(f"{len(index)} ALL_TO_ALLs are more than there are inputs and outputs", int(index[-1]))
+        return
     source, target, scratch = p.buf[index, :3].T
     outward = b.space[target] != Space.OUTPUT
     own, column = np.where(outward, source, target), np.where(outward, target, source)
@@ -286,10 +295,14 @@ def resharded(s: Stream) -> Iterator[Found]:
     sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
     sound &= (b.acc[column] == ~outward) & (b.rows[own] == plan.rank_rows[rank]).all(axis=1)
     sound &= (b.rows[column] == plan.column_rows[rank // intra]).all(axis=1)
-    sound &= (b.heads[column] == _whole_share(s, rank)).all(axis=1)
+    share = _whole_share(s, rank)
+    sound &= (b.heads[column] == share).all(axis=1) & (p.heads[index] == share).all(axis=1)
+    sound &= (p.rows[index] == b.rows[column]).all(axis=1)
     say = "ALL_TO_ALL from {} to {}: one must be the rank's own tensor, the other its column's"
     yield from at(index[~sound], lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
-    wanted = scratch_bytes(s, rank, p.role[index], outward)
+    step = max(_PIECES_AT_ONCE // intra, 1)
+    parts = [slice(i, i + step) for i in range(0, len(index), step)]
+    wanted = np.concatenate([scratch_bytes(s, rank[i], p.role[index][i], outward[i]) for i in parts])
     bad = index[b.num_bytes[scratch] != wanted]
     yield from at(bad, lambda i: f"scratch has {int(b.num_bytes[p.buf[i, 2]])} bytes, not what the pieces take")
 
@@ -310,15 +323,19 @@ def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.nda
     shares, tokens, home = share_table(s), plan.tokens_per_rank, rank - rank % intra
     dim, partial = plan.problem.heads.head_dim, np.isin(role, (Role.O, Role.DQ, Role.DKV))
     element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])
-    total = np.zeros(len(rank), np.int64)
-    for j in range(intra):
-        for back, rows, share in ((0, tokens[rank], shares[j]), (1, tokens[home + j], shares[rank % intra])):
-            heads = np.broadcast_to(share, (len(rank), 4))
-            width = np.where(np.isin(role, (Role.KV, Role.DKV)), 2 * heads[:, 3], heads[:, 1])
-            stats = heads[:, 1] * (1 * (role == Role.O) + 2 * (role == Role.DO))
-            size = aligned(rows * width * dim * element) + aligned(rows * stats * DTYPE_BYTES[plan.precision.stat])
-            total += np.where((rank % intra != j) & (~outward | (back == 0)), size, 0)
-    return total
+    stats = (1 * (role == Role.O) + 2 * (role == Role.DO)) * DTYPE_BYTES[plan.precision.stat]
+    is_kv = np.isin(role, (Role.KV, Role.DKV))
+
+    def bytes_of(rows: np.ndarray, q_heads: np.ndarray, kv_heads: np.ndarray) -> np.ndarray:
+        """Bytes of pieces with a row of the table for each AllToAll and a column for each neighbour."""
+        elements = np.where(is_kv[:, None], 2 * kv_heads, q_heads) * dim * element[:, None]
+        return aligned(rows * elements) + aligned(rows * q_heads * stats[:, None])
+
+    mine = shares[rank % intra]
+    by_heads = bytes_of(tokens[rank][:, None], shares[None, :, 1], shares[None, :, 3])
+    by_rows = bytes_of(tokens[home[:, None] + np.arange(intra)], mine[:, 1:2], mine[:, 3:4])
+    others = np.arange(intra) != (rank % intra)[:, None]
+    return (others * (by_heads + np.where(outward[:, None], 0, by_rows))).sum(axis=1)
 
 
 STAGES = ((enumerations,), (operands, peers), (kinds, ends), (held,), (sizes, moved_rows, attended, resharded))

@@ -242,6 +242,11 @@ def mutate(plan: Plan, kind: str, seed: int) -> Plan | None:
     return None if programs is None else with_program(plan, mask, direction, programs)
 
 
+def drop_one(plan: Plan, mask: int, direction: int, i: int) -> Plan:
+    """Leave out one instruction, by its index over all ranks."""
+    return with_program(plan, mask, direction, _without(plan.programs[mask][direction], i))
+
+
 def corrupt(plan: Plan, seed: int) -> Plan:
     """Overwrite a few entries of any column with extreme numbers, or change a column's shape: a hostile file."""
     random = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
 """Oracle: runs a plan on a model machine and says whether it gives the right answer. Independent of `hsap.verify`.
 
-Attention becomes multilinear forms over Z/2^64, which tell apart every way to miss, repeat or misplace a pair. Each rank
+Attention becomes multilinear forms over Z/2^64, which tell apart every way to miss, repeat or misplace a pair. A rank
 has one arena of 8-byte cells that buffers truly share by their offsets; cells never written are poison. Transfers are
 judged by rendezvous: nothing is buffered, a rank has one group in flight, operations of a pair of ranks meet in order.
 Data moves either as early or as late as a real machine might. Plans must be of fp64, so that every element is a cell.
