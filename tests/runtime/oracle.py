@@ -6,20 +6,36 @@ import torch
 from torch import Tensor
 
 from hsap.ir import slice as sl
+from hsap.ir.mask import Mask
 from hsap.ir.problem import Problem
 
 
 def attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, mask: int = 0) -> tuple[Tensor, ...]:
-    """(o [T, H, D], lse [H, T], dq, dk, dv) of packed tensors in float64; rows without a key have o = 0, lse = -inf."""
-    q, k, v = (t.double().detach().requires_grad_() for t in (q, k, v))
-    visible = torch.from_numpy(sl.dense(problem.slices(mask), problem.layout.num_tokens) > 0)
+    """(o [T, H, D], lse [H, T], dq, dk, dv) of packed tensors in float64; rows without a key have o = 0, lse = -inf.
+
+    Document by document, as nothing is visible between documents.
+    """
+    q, k, v, grad_o = (t.double() for t in (q, k, v, grad_o))
+    parts = []
+    for document, length in enumerate(problem.layout.lengths):
+        start = int(problem.layout.cu_seqlens[document])
+        rows = slice(start, start + length)
+        masks = problem.masks[mask][0]
+        own = masks if isinstance(masks, Mask) else masks[document]
+        visible = torch.from_numpy(sl.dense(own.slices(length), length) > 0)
+        parts.append(_document(problem, visible, q[rows], k[rows], v[rows], grad_o[rows]))
+    return tuple(torch.cat(part, dim=-1 if i == 1 else 0) for i, part in enumerate(zip(*parts)))
+
+
+def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple:
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     group = problem.heads.group
     scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * problem.heads.head_dim**-0.5
     scores = scores.masked_fill(~visible, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     weights = torch.where(visible, torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None]), 0.0)
     o = torch.einsum("hts,shd->thd", weights, v.repeat_interleave(group, 1))
-    o.backward(grad_o.double())
+    o.backward(grad_o)
     return o.detach(), lse.detach(), q.grad, k.grad, v.grad
 
 
