@@ -123,10 +123,14 @@ def eval_batches(
     dp_size: int = 1,
     policy: str = "best_fit",
     window: int = WINDOW,
+    max_packs: int | None = None,
 ) -> EvalBatches:
-    """Prepare held-out data once: the same packs at every evaluation and for every seed and data-parallel size."""
+    """Prepare held-out data once: the same packs at every evaluation and for every seed and data-parallel size.
+
+    max_packs: take no more than the first so many (they are in random order); None: all.
+    """
     check_packing(store.lengths, pack_tokens, policy, window)
-    packs = epoch_packs(store.lengths, pack_tokens, seed=0, epoch=0, policy=policy, window=window)
+    packs = epoch_packs(store.lengths, pack_tokens, seed=0, epoch=0, policy=policy, window=window)[:max_packs]
     check_dealing(0, dp_size, micro_packs)
     padded: list[Pack] = packs + [()] * (-len(packs) % (dp_size * micro_packs))
     num_tokens = count_tokens(packs)

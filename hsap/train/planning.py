@@ -7,22 +7,26 @@ ends with the same message instead of waiting.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch.distributed as dist
 
 from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
+from hsap.ir.effects import flows
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
 from hsap.verify import verify
 
 _OK, _ERROR = b"\0", b"\1"
+_POLL_S = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class PlanExchange:
 
     def __init__(self, store: dist.Store | None, name: str, rank: int, num_ranks: int, setup: PlanningSetup) -> None:
         self.store, self.name, self.rank, self.num_ranks, self.setup = store, name, rank, num_ranks, setup
+        self.closed = threading.Event()
 
     def get(self, batch: MicroBatch, number: int) -> Plan:
         """Plan of the group's micro-batch with that running number: compiled here if it's this rank's turn."""
@@ -71,10 +76,18 @@ class PlanExchange:
                 raise
             self.store.set(key, _OK + plan.to_bytes())
             return plan
-        data = self.store.get(key)
+        data = self._fetch(key)
         if data[:1] == _ERROR:
             raise ValueError(data[1:].decode())
         return Plan.from_bytes(data[1:])
+
+    def _fetch(self, key: str) -> bytes:
+        """Wait for another rank's plan, but no longer than somebody wants it: a blocking `get` couldn't be ended."""
+        while not self.store.check([key]):
+            if self.closed.is_set():
+                raise RuntimeError("planning ends: the run does")
+            time.sleep(_POLL_S)
+        return self.store.get(key)
 
     def forget(self, number: int) -> None:
         """Drop a plan that every rank has used."""
@@ -82,20 +95,44 @@ class PlanExchange:
             self.store.delete_key(f"hsap/plan/{self.name}/{number}")
 
 
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """What a step's plans promise, summed over an SP group's micro-batches; bytes over all layers, both directions."""
+
+    max_area: float = 0.0
+    mean_area: float = 0.0
+    max_tokens: float = 0.0
+    mean_tokens: float = 0.0
+    area: float = 0.0
+    intra_node_bytes: float = 0.0
+    inter_node_bytes: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedStep:
-    """A step's batch with the plan of each of its micro-batches."""
+    """A step's batch with the plan of each of its micro-batches.
+
+    figures: of the SP group's plans on its rank 0, zeros on the others. data_s, plan_s: how long the background thread
+    waited for the batch and for the plans.
+    """
 
     batch: StepBatch
     plans: tuple[Plan, ...]
+    figures: PlanFigures
+    data_s: float
+    plan_s: float
 
 
 class PlannedSteps:
-    """Steps with their plans, prepared ahead on a background thread; `wait_s` is how long the last `next` took."""
+    """Steps with their plans, prepared ahead on a background thread.
+
+    data_wait_s, plan_wait_s: how long the last `next` took, split as the thread's own waiting for that step was.
+    """
 
     def __init__(self, loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> None:
         self._steps = Prefetch(_planned(loader, exchange, lookahead), lookahead)
-        self.wait_s = 0.0
+        self._exchange = exchange
+        self.data_wait_s = self.plan_wait_s = 0.0
 
     def __iter__(self) -> PlannedSteps:
         return self
@@ -103,20 +140,42 @@ class PlannedSteps:
     def __next__(self) -> PlannedStep:
         start = time.perf_counter()
         step = next(self._steps)
-        self.wait_s = time.perf_counter() - start
+        waited_s = time.perf_counter() - start
+        self.data_wait_s = waited_s * step.data_s / (step.data_s + step.plan_s)
+        self.plan_wait_s = waited_s - self.data_wait_s
         return step
 
     def close(self) -> None:
         """End the background thread."""
+        self._exchange.closed.set()
         self._steps.close()
 
 
 def _planned(loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> Iterator[PlannedStep]:
+    asked = time.perf_counter()
     for batch in loader:
+        got = time.perf_counter()
         count = len(batch.micro_batches)
         first = batch.step * count
         plans = tuple(exchange.get(micro, first + i) for i, micro in enumerate(batch.micro_batches))
         # All ranks finish a step together, and none is further behind than the queue is long.
         for i in range(count):
             exchange.forget(first - (lookahead + 2) * count + i)
-        yield PlannedStep(batch, plans)
+        figures = _figures(plans) if exchange.rank == 0 else PlanFigures()
+        planned = time.perf_counter()
+        yield PlannedStep(batch, plans, figures, got - asked, planned - got)
+        asked = time.perf_counter()
+
+
+def _figures(plans: tuple[Plan, ...]) -> PlanFigures:
+    rows = []
+    for plan in plans:
+        area, tokens, node_of = plan.area_per_column(), plan.tokens_per_rank, plan.problem.node_of
+        total = between = 0
+        for (_, num_layers), pair in zip(plan.problem.masks, plan.programs):
+            for carried in (flows(plan, programs) for programs in pair):
+                total += int(carried.num_bytes.sum()) * num_layers
+                between += carried.between_nodes(node_of) * num_layers
+        balance = (area.max(initial=0), area.mean(), tokens.max(initial=0), tokens.mean(), area.sum())
+        rows.append((*balance, total - between, between))
+    return PlanFigures(*np.sum(rows, axis=0).tolist())

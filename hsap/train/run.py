@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import resource
 import time
+from dataclasses import astuple
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -32,7 +34,7 @@ from hsap.train import checkpoint
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, learning_rate, start, stop
 from hsap.train.metrics import MetricsLog
-from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps, PlanningSetup
+from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps, PlanningSetup
 
 
 def run(config: TrainConfig) -> None:
@@ -110,10 +112,12 @@ class Trainer:
             lookahead=config.data.lookahead,
             cursor=state["cursor"],
         )
-        steps = PlannedSteps(loader, self._exchange("train"), config.data.lookahead)
+        # Exactly the steps to come: beyond the last one, a rank might wait for a plan that nobody makes any more.
+        coming = islice(loader, config.train.steps - state["step"])
+        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
         try:
             for step in steps:
-                figures = self._step(step, steps.wait_s)
+                figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s))
                 number = step.batch.step
                 last = number >= config.train.steps
                 if self.eval_data is not None and (number % config.train.eval_every == 0 or last):
@@ -122,8 +126,6 @@ class Trainer:
                     checkpoint.save(self.engine, config, number, step.batch.cursor)
                 if log is not None:
                     log.write(figures)
-                if last:
-                    break
         finally:
             steps.close()
             loader.close()
@@ -138,7 +140,7 @@ class Trainer:
         name = f"{use}/{self.mesh.dp_rank}"
         return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup)
 
-    def _step(self, step: PlannedStep, wait_s: float) -> dict:
+    def _step(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         """One optimizer update; returns the step's figures."""
         begin = time.perf_counter()
         batch, config = step.batch, self.config
@@ -153,7 +155,7 @@ class Trainer:
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         seconds = time.perf_counter() - begin
-        return self._figures(step, loss_sum, wait_s, seconds)
+        return self._figures(step, loss_sum, waits, seconds)
 
     def _loss(self, micro: MicroBatch, plan: Plan) -> Tensor:
         """Sum of the token losses of this rank's rows of a micro-batch."""
@@ -186,50 +188,39 @@ class Trainer:
                 f"has plan digest {digest:06x}, and together they hold {targets} of {expected} target tokens"
             )
 
-    def _figures(self, step: PlannedStep, loss_sum: Tensor, wait_s: float, seconds: float) -> dict:
+    def _figures(self, step: PlannedStep, loss_sum: Tensor, waits: tuple[float, float], seconds: float) -> dict:
         """Figures of a step over all ranks."""
-        batch = step.batch
-        areas = [plan.area_per_column() for plan in step.plans]
-        tokens = [plan.tokens_per_rank for plan in step.plans]
-        sums = torch.tensor(
-            [
-                float(loss_sum),
-                sum(a.max(initial=0) for a in areas),
-                sum(a.mean() for a in areas),
-                sum(t.max(initial=0) for t in tokens),
-                sum(t.mean() for t in tokens),
-                sum(a.sum() for a in areas) / self.mesh.topology.num_ranks,
-            ],
-            dtype=torch.float64,
-            device=self.engine.device,
-        )
-        highest = torch.tensor([wait_s, seconds, _peak_bytes(self.engine.device)], dtype=torch.float64)
+        batch, promised = step.batch, astuple(step.figures)
+        sums = torch.tensor([float(loss_sum), *promised], dtype=torch.float64, device=self.engine.device)
+        highest = torch.tensor([*waits, seconds, _peak_bytes(self.engine.device)], dtype=torch.float64)
         highest = highest.to(self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        loss, max_area, mean_area, max_tokens, mean_tokens, area = sums.tolist()
-        waited_s, step_s, peak_bytes = highest.tolist()
-        elapsed_s = waited_s + step_s
-        flops = self.model_config.train_flops(batch.num_tokens, area)
-        rate = self.setup.problem.cluster.flops_per_s * dist.get_world_size()
-        ratio = loss / batch.global_num_targets if batch.global_num_targets else None
+        loss, *promised = sums.tolist()
+        figures = PlanFigures(*promised)
+        data_wait_s, plan_wait_s, busy_s, peak_bytes = highest.tolist()
+        step_s = data_wait_s + plan_wait_s + busy_s
+        flops = self.model_config.train_flops(batch.num_tokens, figures.area)
+        ranks = dist.get_world_size()
         return {
             "step": batch.step,
             "epoch": batch.epoch,
-            "loss": ratio if ratio is None or math.isfinite(ratio) else None,
+            "loss": _ratio(loss, batch.global_num_targets),
             "grad_norm": self.engine.grad_norm(),
             "lr": learning_rate(self.config.optim, batch.step, self.config.train.steps),
             "tokens": batch.num_tokens,
             "target_tokens": batch.global_num_targets,
-            "tokens_per_s": batch.num_tokens / elapsed_s,
-            "tokens_per_s_per_rank": batch.num_tokens / elapsed_s / dist.get_world_size(),
-            "mfu": flops / elapsed_s / rate,
+            "tokens_per_s": batch.num_tokens / step_s,
+            "tokens_per_s_per_rank": batch.num_tokens / step_s / ranks,
+            "mfu": flops / step_s / (self.setup.problem.cluster.flops_per_s * ranks),
             "padding_share": batch.padding_share,
-            "area_imbalance": max_area / mean_area if mean_area else None,
-            "token_imbalance": max_tokens / mean_tokens if mean_tokens else None,
-            "plan_wait_s": waited_s,
-            "data_wait_s": 0.0,
-            "step_s": elapsed_s,
+            "area_imbalance": _ratio(figures.max_area, figures.mean_area),
+            "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),
+            "intra_node_bytes": int(figures.intra_node_bytes),
+            "inter_node_bytes": int(figures.inter_node_bytes),
+            "plan_wait_s": plan_wait_s,
+            "data_wait_s": data_wait_s,
+            "step_s": step_s,
             "peak_memory_bytes": int(peak_bytes),
             "doc_ids_hash": batch.doc_ids_hash,
         }
@@ -244,6 +235,7 @@ class Trainer:
             dp_rank=self.mesh.dp_rank,
             dp_size=self.mesh.dp_size,
             policy=self.config.data.packing,
+            max_packs=self.config.train.eval_packs,
         )
         if self._eval_plans is None:
             exchange = self._exchange("eval")
@@ -255,6 +247,11 @@ class Trainer:
         self.engine.deepspeed.train()
         dist.all_reduce(total)
         return float(total) / batches.global_num_targets if batches.global_num_targets else None
+
+
+def _ratio(value: float, count: float) -> float | None:
+    """A ratio for the metrics: None where it is undefined or not finite."""
+    return value / count if count and math.isfinite(value) else None
 
 
 def _peak_bytes(device: torch.device) -> int:

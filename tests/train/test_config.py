@@ -29,7 +29,7 @@ def test_the_defaults_are_a_complete_demo():
     assert config.planner == PlannerConfig("sap", {})
     assert config.engine == EngineConfig(zero_stage=1, dtype="fp32", device="cpu", backend="gloo")
     assert config.wire_dtype == "fp32"
-    assert config.accumulation == config.train.packs_per_step == 4
+    assert config.accumulation == config.train.packs_per_step == 2
     assert config.optim.betas == (0.9, 0.95)
     assert config.out == "outputs/x"
     with pytest.raises(FrozenInstanceError):
