@@ -10,12 +10,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hsap.ir.layout import Layout
-    from hsap.ir.plan import Plan
-    from hsap.ir.problem import Problem
+from hsap.api import compile
+from hsap.ir.grid import chart_grids, pattern_grid
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
+from hsap.ir.plan import MAGIC, Plan
+from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.schedule import DIRECTIONS
+from hsap.ir.summary import summary
+from hsap.ir.text import parse, stream_lines
+from hsap.planners import PLANNERS
+from hsap.verify import verify
 
 OK, NOT_OK, BAD_INPUT = 0, 1, 2
 
@@ -67,9 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from hsap.api import compile
-    from hsap.verify import verify
-
     layouts, is_list = _layouts(arguments)
     if is_list and arguments.out:
         raise ValueError(f"--out {arguments.out}: there are {len(layouts)} batches; give a file with one batch")
@@ -96,10 +100,6 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from hsap.ir.plan import MAGIC, Plan
-    from hsap.ir.text import parse
-    from hsap.verify import verify
-
     data = Path(arguments.file).read_bytes()
     try:
         subject = Plan.from_bytes(data) if data.startswith(MAGIC) else parse(data.decode())
@@ -113,8 +113,6 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _planners(arguments: argparse.Namespace) -> int:
-    from hsap.planners import PLANNERS
-
     if arguments.json:
         print(json.dumps([{"name": n, "paper": p.paper, "summary": p.summary} for n, p in PLANNERS.items()]))
         return OK
@@ -142,8 +140,6 @@ def _layouts(arguments: argparse.Namespace) -> tuple[list[Layout], bool]:
 
 
 def _layout(batch: object, where: str) -> Layout:
-    from hsap.ir.layout import Layout
-
     packs = batch.get("sequences") if isinstance(batch, dict) else [batch]
     if not isinstance(packs, list) or not all(
         isinstance(pack, list) and all(type(n) is int for n in pack) for pack in packs
@@ -153,10 +149,6 @@ def _layout(batch: object, where: str) -> Layout:
 
 
 def _problem(arguments: argparse.Namespace, layout: Layout) -> Problem:
-    from hsap.ir.heads import HeadShape
-    from hsap.ir.mask import Mask
-    from hsap.ir.problem import Cluster, Problem, Topology
-
     if arguments.ranks_per_node < 1:
         raise ValueError(f"--ranks-per-node {arguments.ranks_per_node}: a node has at least one rank")
     return Problem(
@@ -201,17 +193,11 @@ def _keep(plan: Plan, path: Path) -> None:
 
 
 def _figures(plan: Plan, plan_s: float, verified: bool) -> dict:
-    from hsap.ir.summary import summary
-
     return summary(plan) | {"plan_s": plan_s, "verified": verified}
 
 
 def _show(plan: Plan, figures: dict, rank: int | None) -> None:
     """Print the summary, the block grids, and the streams of one rank or all."""
-    from hsap.ir.grid import chart_grids, pattern_grid
-    from hsap.ir.schedule import DIRECTIONS
-    from hsap.ir.text import stream_lines
-
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(_summary(figures))
     print("\nhome rank of each shard: " + _row(plan.shards.home.tolist()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hsap.ir.program import Op, Role
-from hsap.ir.spelling import ROLES, Words
+from hsap.ir.spelling import Words
 
 
 class Line(NamedTuple):
@@ -29,6 +29,14 @@ class Listing:
     """Printed streams as (rank, lines) pairs, one a rank, in printed order."""
 
     streams: tuple[tuple[int, tuple[Line, ...]], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.streams)
+
+    @property
+    def num_instructions(self) -> int:
+        return sum(len(lines) for _, lines in self.streams)
 
 
 def read_listing(text: str) -> Listing:
@@ -70,43 +78,3 @@ def _read_line(words: Words, at_least: int) -> Line:
     if op in (Op.SEND, Op.RECV) and (role == Role.NONE or peer < 0):
         raise ValueError(f"line {words.number}: a transfer needs a role and a rank, as in create $send-op $kv %1")
     return Line(index, op, role, peer, names)
-
-
-def unmatched(listing: Listing) -> list[str]:
-    """Report transfers between listed ranks whose partner doesn't do its half, or does it in another order."""
-    listed = [rank for rank, _ in listing.streams]
-    halves: dict[tuple[int, int], tuple[list[Line], list[Line]]] = {}
-    for rank, lines in listing.streams:
-        for line in lines:
-            if line.op in (Op.SEND, Op.RECV) and line.peer in listed:
-                pair = (rank, line.peer) if line.op == Op.SEND else (line.peer, rank)
-                halves.setdefault(pair, ([], []))[line.op == Op.RECV].append(line)
-    return [message for pair, (sends, receives) in halves.items() for message in _judge(*pair, sends, receives)]
-
-
-def _judge(src: int, dst: int, sends: list[Line], receives: list[Line]) -> list[str]:
-    """Compare what src sends dst with what dst awaits from src."""
-    messages = _miscounted(src, dst, sends, receives)
-    if not messages:
-        for a, b in zip(sends, receives):
-            if a.role != b.role:
-                return [
-                    f"rank {src}, instruction {a.index}: sends {ROLES[a.role]} to rank {dst}, which at that place (its "
-                    f"instruction {b.index}) awaits {ROLES[b.role]}"
-                ]
-    return messages
-
-
-def _miscounted(src: int, dst: int, sends: list[Line], receives: list[Line]) -> list[str]:
-    """Transfers of a role that one of the two ranks lists more often than the other."""
-    messages = []
-    for role, name in ROLES.items():
-        out = [line.index for line in sends if line.role == role]
-        into = [line.index for line in receives if line.role == role]
-        for index in out[len(into) :]:
-            times = f"which receives {name} from it only {len(into)}×" if into else "which never receives it"
-            messages.append(f"rank {src}, instruction {index}: sends {name} to rank {dst}, {times}")
-        for index in into[len(out) :]:
-            times = f"which sends it {name} only {len(out)}×" if out else "which never sends it"
-            messages.append(f"rank {dst}, instruction {index}: awaits {name} from rank {src}, {times}")
-    return messages

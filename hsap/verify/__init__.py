@@ -6,8 +6,10 @@ are for people and are not read.
 
 from __future__ import annotations
 
+from hsap.ir.listing import Listing
 from hsap.ir.plan import Plan
 from hsap.verify import dataflow, memory, progress, structure
+from hsap.verify.listing import check_listing
 from hsap.verify.placement import check_plan
 from hsap.verify.report import Fault, Report
 from hsap.verify.stream import Stream, apply
@@ -15,13 +17,17 @@ from hsap.verify.stream import Stream, apply
 __all__ = ["Fault", "Report", "verify"]
 
 
-def verify(plan: Plan) -> Report:
+def verify(plan: Plan | Listing) -> Report:
     """Check a plan against its problem; never raises, whatever the plan's columns hold.
+
+    Of a listing in the paper's spelling only the transfers between its ranks can be judged.
 
     A sound plan computes every visible pair once per query head in both directions, finishes under rendezvous, and
     stays within its buffers and the arena. Rules run in order; streams with unsound structure are not looked at
     further. Source: HSAP §3.3, with rules of our own.
     """
+    if isinstance(plan, Listing):
+        return Report(plan, tuple(check_listing(plan)))
     faults = check_plan(plan)
     if faults:
         return Report(plan, tuple(faults))

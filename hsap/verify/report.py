@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hsap.ir.listing import Listing
 from hsap.ir.program import Op
 from hsap.ir.schedule import DIRECTIONS
 
@@ -55,7 +56,7 @@ class Fault:
 class Report:
     """Outcome of a verification; `str` draws each fault into its surroundings. errors: at most a few a rule."""
 
-    plan: Plan
+    plan: Plan | Listing
     errors: tuple[Fault, ...]
 
     @property
@@ -73,24 +74,26 @@ class Report:
         return "\n".join(parts)
 
 
-def _grid(plan: Plan, fault: Fault) -> str:
+def _grid(plan: Plan | Listing, fault: Fault) -> str:
     """Draw the ranks and steps around a fault, one letter an instruction, the fault in brackets."""
-    programs = plan.programs[fault.mask][DIRECTIONS.index(fault.direction)]
-    borders = programs.offsets.tolist()
     first = max(fault.instruction - STEPS_AROUND, 0)
     steps = range(first, fault.instruction + STEPS_AROUND + 1)
-    last_rank = min(fault.rank + RANKS_AROUND + 1, len(borders) - 1)
     lines = ["      step " + "".join(f"{step:^5}" for step in steps)]
-    for rank in range(max(fault.rank - RANKS_AROUND, 0), last_rank):
+    for rank, ops in _streams(plan, fault):
         row = f"  rank {rank:>3} "
         for step in steps:
-            at = borders[rank] + step
-            letter = _letter(int(programs.op[at])) if at < borders[rank + 1] else "."
+            letter = LETTERS.get(ops[step], "?") if step < len(ops) else "."
             marked = (rank, step) == (fault.rank, fault.instruction)
             row += f"{f'[{letter}]' if marked else letter:^5}"
         lines.append(row.rstrip())
     return "\n".join(lines)
 
 
-def _letter(op: int) -> str:
-    return LETTERS.get(op, "?")
+def _streams(plan: Plan | Listing, fault: Fault) -> list[tuple[int, list[int]]]:
+    """Ops of the ranks near a fault's, as (rank, ops)."""
+    if isinstance(plan, Listing):
+        return [(rank, [line.op for line in lines]) for rank, lines in plan.streams]
+    programs = plan.programs[fault.mask][DIRECTIONS.index(fault.direction)]
+    borders = programs.offsets.tolist()
+    ranks = range(max(fault.rank - RANKS_AROUND, 0), min(fault.rank + RANKS_AROUND + 1, len(borders) - 1))
+    return [(rank, programs.op[borders[rank] : borders[rank + 1]].tolist()) for rank in ranks]

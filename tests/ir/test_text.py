@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hsap.api import compile
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.listing import Line, Listing, unmatched
+from hsap.ir.listing import Line
 from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem, Topology
@@ -265,63 +265,3 @@ def test_the_paper_s_listings():
     assert streams[0][11] == Line(11, Op.COPY, Role.O, NONE, ("comp", "comm"))
     assert streams[3][0] == Line(0, Op.RECV, Role.KV, 2, ())
     assert sum(line.op == Op.ATTEND for line in streams[3]) == 3
-    assert unmatched(listing) == [
-        "rank 0, instruction 0: awaits q from rank 3, which never sends it",
-        "rank 0, instruction 14: sends kv to rank 3, which never receives it",
-    ]
-
-
-@pytest.mark.parametrize("listing", [RANK_0, RANK_3])
-def test_transfers_with_ranks_that_are_not_listed_are_not_judged(listing):
-    assert unmatched(parse(listing)) == []
-
-
-def transfers(*streams):
-    rows = []
-    for rank, lines in enumerate(streams):
-        ops = {"s": Op.SEND, "r": Op.RECV}
-        rows.append((rank, tuple(Line(i, ops[op], role, peer, ()) for i, (op, role, peer) in enumerate(lines))))
-    return unmatched(Listing(tuple(rows)))
-
-
-def test_transfers_that_match_in_number_and_order():
-    assert transfers([("s", Role.KV, 1), ("s", Role.Q, 1)], [("r", Role.KV, 0), ("r", Role.Q, 0)]) == []
-    found = transfers([("s", Role.KV, 1), ("s", Role.Q, 1)], [("r", Role.Q, 0), ("r", Role.KV, 0)])
-    assert found == [
-        "rank 0, instruction 0: sends kv to rank 1, which at that place (its instruction 0) awaits q",
-    ]
-    assert transfers([("s", Role.KV, 1)] * 3, [("r", Role.KV, 0)]) == [
-        "rank 0, instruction 1: sends kv to rank 1, which receives kv from it only 1×",
-        "rank 0, instruction 2: sends kv to rank 1, which receives kv from it only 1×",
-    ]
-    assert transfers([("s", Role.O, 1)], [("r", Role.O, 0)] * 2) == [
-        "rank 1, instruction 1: awaits o from rank 0, which sends it o only 1×",
-    ]
-
-
-def test_listings_without_indices_and_with_our_own_words():
-    listing = parse("rank 1:\ncomputing\n5:launch\nmerge $o\n...\nall-to-all $kv\n")
-    ops = [(line.index, line.op, line.role) for line in listing.streams[0][1]]
-    assert ops == [(0, Op.ATTEND, -1), (5, Op.LAUNCH, -1), (6, Op.MERGE, Role.O), (7, Op.ALL_TO_ALL, Role.KV)]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "line 1: expected"),
-        ("0: compute", "line 1: expected a heading"),
-        ("Rank x", "line 1: expected a rank, found 'x'"),
-        ("Rank 0\nRank 0", "line 2: rank 0 is listed twice"),
-        ("Rank 0\n3: compute\n3: compute", "line 3: expected an index of at least 4, found '3:'"),
-        ("Rank 0\n0: compute now", "line 2: expected the end of the line, found 'now'"),
-        ("Rank 0\n0: create $send-op $kv", "line 2: expected a peer, as in %3, found the end of the line"),
-        ("Rank 0\n0: copy-q $local", "line 2: expected a buffer"),
-        ("Rank 0\n0: create $send-op $kv %-1", "line 2: a transfer needs a role and a rank"),
-        ("Rank 0\n0: create $recv-op $none %1", "line 2: a transfer needs a role and a rank"),
-        ("Rank 0\n0: dance", "line 2: expected an instruction"),
-    ],
-)
-def test_malformed_listings(text, words):
-    with pytest.raises(ValueError) as error:
-        parse(text)
-    assert words in str(error.value)

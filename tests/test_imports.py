@@ -1,0 +1,82 @@
+"""Imports run one way, and planning needs no torch: what the layout promises, checked on every file."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "hsap"
+MAY_IMPORT = {
+    "ir": set(),
+    "compiler": {"ir"},
+    "planners": {"ir"},
+    "verify": {"ir"},
+    "sim": {"ir"},
+    "runtime": {"ir"},
+    "api": {"ir", "compiler", "planners"},
+    "models": {"ir"},
+    "data": {"ir", "api"},
+    "cli": {"ir", "api", "planners", "verify"},
+    "train": {"ir", "api", "planners", "verify", "runtime", "models", "data"},
+}
+"""Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    if path.parent == PACKAGE and path.name == "__init__.py":
+        return
+    here = room(path)
+    rooms = {name.split(".")[1] for name in imported(path) if name.startswith("hsap.") and name != "hsap."}
+    assert rooms - {here} <= MAY_IMPORT[here], f"{path} imports {rooms - {here} - MAY_IMPORT[here]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_fat_files(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert source.count("\n") <= 400, f"{path} is longer than 400 lines"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name} is longer than 60 lines"
+
+
+def test_planning_and_verifying_load_no_torch() -> None:
+    code = (
+        "import sys, hsap; plan = hsap.compile(hsap.Problem(hsap.Layout.from_lengths([9, 5]),"
+        "heads=hsap.HeadShape(4, 2, 8, 'bf16'), topology=hsap.Topology.parse('2x2')));"
+        "assert hsap.verify(plan).ok; print(sorted(m for m in sys.modules if m in ('torch', 'deepspeed', 'hydra')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_contract_s_names_are_there() -> None:
+    import hsap
+
+    for name in hsap.__all__:
+        assert getattr(hsap, name) is not None
+    assert callable(hsap.verify) and callable(hsap.compile) and callable(hsap.parse)
+    assert hsap.Cluster.preset("dgx-a100", nodes=2).ranks_per_node == 8
+
+
+def test_datasets_is_no_package() -> None:
+    assert not (PACKAGE.parent / "datasets" / "__init__.py").exists(), "it would hide Hugging Face's datasets"
