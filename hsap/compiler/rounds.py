@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hsap.ir.sort import distinct
+
 
 def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
     """Colour the edges src -> dst so that equal colours share no sender and no receiver: int64 [num_edges].
@@ -63,7 +65,7 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
     if not len(stage):
         return np.zeros(0, np.int64)
     key = ((stage - stage.min()) * num_ranks + src) * num_ranks + dst
-    key, index = np.unique(key, return_inverse=True)
+    key, index = distinct(key)
     sender, dst = np.divmod(key, num_ranks)
     stage, src = np.divmod(sender, num_ranks)
     num_stages = int(stage[-1]) + 1
