@@ -20,6 +20,7 @@ from hsap.compiler.rounds import assign_rounds
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
+from hsap.ir.sort import order_of
 
 PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
 """Phases of a stage, in order."""
@@ -50,18 +51,21 @@ class _Buffers:
         self.lookup: dict[Role, tuple[np.ndarray, np.ndarray]] = {}
 
     def add(self, role, space, acc, rank, shard, group) -> np.ndarray:
-        """Append buffers (arguments broadcast); returns their indices."""
-        columns = np.broadcast_arrays(*(np.asarray(c, np.int64) for c in (role, space, acc, rank, shard, group)))
-        self.columns.append(np.stack([np.atleast_1d(c) for c in columns]))
-        first, self.count = self.count, self.count + self.columns[-1].shape[1]
+        """Append buffers (arguments broadcast against `rank`); returns their indices."""
+        columns = np.empty((6, len(rank)), np.int64)
+        for row, value in zip(columns, (role, space, acc, rank, shard, group)):
+            row[:] = value
+        self.columns.append(columns)
+        first, self.count = self.count, self.count + len(rank)
         return np.arange(first, self.count)
 
     def index(self, role: Role, home, away, table: Transfers, rank: np.ndarray) -> None:
         """Remember where a role lives: `home[rank]` for the rank's own shards, `away` for `table`'s rows."""
         key = self._key(rank, table.shard, table.group)
-        by_key = np.argsort(key, kind="stable")
-        assert len(np.unique(key)) == len(key), f"a rank gets the same {role.name} twice"
-        self.lookup[role] = (home, np.stack([key[by_key], away[by_key]]))
+        by_key = order_of(key)
+        key = key[by_key]
+        assert (key[1:] != key[:-1]).all(), f"a rank gets the same {role.name} twice"
+        self.lookup[role] = (home, np.stack([key, away[by_key]]))
 
     def find(self, role: Role, shards: Shards, rank, shard, group) -> np.ndarray:
         """Buffer that holds (role, shard, group) on `rank`: its home buffer or the one it was sent to."""
@@ -103,8 +107,10 @@ class _Code:
     def streams(self) -> dict[str, np.ndarray]:
         """Give the columns of all instructions, rank by rank in the order of execution."""
         code = np.concatenate(self.parts, axis=1)
-        in_order = np.lexsort(code[[_PLACE, _PHASE, _STAGE, _RANK]])
-        code = code[:, in_order]
+        rank, stage, phase, place = code[[_RANK, _STAGE, _PHASE, _PLACE]]
+        key = rank * (int(np.ptp(stage)) + 1) + stage - stage.min()
+        key = (key * (FOLD + 1) + phase) * (int(place.max()) + 1) + place
+        code = code.take(order_of(key), axis=1)
         return dict(zip(_CODE, code)) | {"buf": code[len(_CODE) :].T}
 
 
