@@ -80,7 +80,7 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
             sliced,
             heads[rank_of_code % intra, code["group"]],
             code["stage"],
-            buffers,
+            typed(buffers),
         )
     )
 
