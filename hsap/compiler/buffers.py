@@ -12,43 +12,37 @@ import numpy as np
 
 from hsap.ir.effects import live_ranges
 from hsap.ir.precision import aligned
-from hsap.ir.program import NONE, Programs, Space, typed
+from hsap.ir.program import NONE, Programs, Space
+from hsap.ir.sort import order_of
 
 
 def place_buffers(programs: Programs) -> Programs:
-    """Give every arena buffer its offset [bytes]."""
+    """Give every arena buffer its offset [bytes].
+
+    Instruction indices rise over all ranks, so that buffers of two ranks are never alive together: one walk serves all.
+    """
     buffers = programs.buffers
     first, last = live_ranges(programs)
-    sizes = aligned(buffers.num_bytes)
+    index = np.flatnonzero(buffers.space == Space.ARENA)
+    index = index[order_of(first[index])]
     offset = np.full(len(buffers), NONE, np.int64)
-    known: dict[tuple, np.ndarray] = {}
-    for rank in range(programs.num_ranks):
-        lo, hi = buffers.offsets[rank], buffers.offsets[rank + 1]
-        index = lo + np.flatnonzero(buffers.space[lo:hi] == Space.ARENA)
-        start = programs.offsets[rank]
-        key = ((first[index] - start).tobytes(), (last[index] - start).tobytes(), sizes[index].tobytes())
-        if key not in known:  # columns with equal head shares have equal streams
-            known[key] = _first_fit(first[index], last[index], sizes[index])
-        offset[index] = known[key]
-    return replace(programs, buffers=typed(replace(buffers, offset=offset)))
+    offset[index] = _first_fit(first[index].tolist(), last[index].tolist(), aligned(buffers.num_bytes[index]).tolist())
+    return replace(programs, buffers=replace(buffers, offset=offset))
 
 
-def _first_fit(first: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Offsets of buffers alive in [first, last] so that buffers alive together don't overlap."""
-    offsets = [0] * len(sizes)
+def _first_fit(first: list[int], last: list[int], sizes: list[int]) -> list[int]:
+    """Offsets of buffers alive in [first, last] so that buffers alive together don't overlap. first: rising."""
+    offsets = []
     alive: list[tuple[int, int, int]] = []  # (offset, end, last use), by offset
-    begins, ends, lengths = first.tolist(), last.tolist(), sizes.tolist()
-    for b in np.argsort(first, kind="stable").tolist():
-        now, size = begins[b], lengths[b]
+    for now, until, size in zip(first, last, sizes):
         alive = [entry for entry in alive if entry[2] >= now]
-        place, at = 0, 0
-        for at, (begin, end, _) in enumerate(alive):  # noqa: B007
+        place, at = 0, len(alive)
+        for i, (begin, end, _) in enumerate(alive):
             if begin - place >= size:
+                at = i
                 break
             place = end
-        else:
-            at = len(alive)
-        offsets[b] = place
+        offsets.append(place)
         if size:
-            alive.insert(at, (place, place + size, ends[b]))
-    return np.array(offsets, dtype=np.int64)
+            alive.insert(at, (place, place + size, until))
+    return offsets

@@ -6,6 +6,8 @@ else; so one lowering serves them all.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from hsap.compiler.lower import Draft
@@ -14,7 +16,7 @@ from hsap.ir.heads import HeadRun
 from hsap.ir.precision import Precision, buffer_bytes, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import NONE, Buffers, Op, Programs, Role, Space, typed
-from hsap.ir.reshard import reshard
+from hsap.ir.reshard import scratch_bytes
 from hsap.ir.span import ranges, take_rows
 
 
@@ -63,7 +65,8 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
     buffers = _with_scratch(problem, rows, buffers, code, rank_of_code, buf)
     block = code["block"]
     sliced = np.where(block[:, None] >= 0, np.stack([blocks.offsets[block], blocks.offsets[block + 1]], 1), NONE)
-    column = np.where(np.isin(code["op"], (Op.COPY, Op.ALL_TO_ALL))[:, None], rows[1][inter_of[rank_of_code]], NONE)
+    whole = (code["op"] == Op.COPY) | (code["op"] == Op.ALL_TO_ALL)
+    column = np.where(whole[:, None], rows[1][inter_of[rank_of_code]], NONE)
     moved = np.where(code["shard"][:, None] >= 0, _shard_rows(shards, code["shard"]), column)
     return typed(
         Programs(
@@ -77,7 +80,7 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
             sliced,
             heads[rank_of_code % intra, code["group"]],
             code["stage"],
-            buffers,
+            typed(buffers),
         )
     )
 
@@ -126,15 +129,16 @@ def _with_scratch(problem, rows, buffers: Buffers, code, rank_of_code, buf) -> B
     """Size the scratch buffers of AllToAll, and strip them of rows and heads."""
     spans, _, rank_rows = rows
     ends = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
-    tokens = (ends[rank_rows[:, 1]] - ends[rank_rows[:, 0]]).tolist()
-    intra = problem.topology.intra_sp
+    tokens = (ends[rank_rows[:, 1]] - ends[rank_rows[:, 0]]).reshape(-1, problem.topology.intra_sp)
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    for i in np.flatnonzero(code["op"] == Op.ALL_TO_ALL):
-        rank, (_, target, scratch) = int(rank_of_code[i]), buf[i, :3]
-        group = tokens[rank - rank % intra : rank - rank % intra + intra]
-        to_column = buffers.space[target] != Space.OUTPUT
-        shape = reshard(Role(int(code["role"][i])), bool(to_column), problem.heads, precision, group, rank % intra)
-        buffers.num_bytes[scratch] = shape.scratch_bytes
-        buffers.rows[scratch] = NONE
-        buffers.heads[scratch] = 0
+    exchanges = np.flatnonzero(code["op"] == Op.ALL_TO_ALL)
+    _, target, scratch = buf[exchanges, :3].T
+    outward = buffers.space[target] != Space.OUTPUT
+    for role, to_column in itertools.product(Role, (True, False)):
+        mine = np.flatnonzero((code["role"][exchanges] == role) & (outward == to_column))
+        if len(mine):
+            num_bytes = scratch_bytes(role, to_column, problem.heads, precision, tokens).ravel()
+            buffers.num_bytes[scratch[mine]] = num_bytes[rank_of_code[exchanges[mine]]]
+    buffers.rows[scratch] = NONE
+    buffers.heads[scratch] = 0
     return buffers

@@ -18,8 +18,9 @@ import numpy as np
 from hsap.compiler.order import order, shard_of
 from hsap.compiler.rounds import assign_rounds
 from hsap.ir.block import Shards
-from hsap.ir.program import NONE, Op, Role, Space
+from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
+from hsap.ir.sort import order_of
 
 PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
 """Phases of a stage, in order."""
@@ -50,18 +51,21 @@ class _Buffers:
         self.lookup: dict[Role, tuple[np.ndarray, np.ndarray]] = {}
 
     def add(self, role, space, acc, rank, shard, group) -> np.ndarray:
-        """Append buffers (arguments broadcast); returns their indices."""
-        columns = np.broadcast_arrays(*(np.asarray(c, np.int64) for c in (role, space, acc, rank, shard, group)))
-        self.columns.append(np.stack([np.atleast_1d(c) for c in columns]))
-        first, self.count = self.count, self.count + self.columns[-1].shape[1]
+        """Append buffers (arguments broadcast against `rank`); returns their indices."""
+        columns = np.empty((6, len(rank)), np.int64)
+        for row, value in zip(columns, (role, space, acc, rank, shard, group)):
+            row[:] = value
+        self.columns.append(columns)
+        first, self.count = self.count, self.count + len(rank)
         return np.arange(first, self.count)
 
     def index(self, role: Role, home, away, table: Transfers, rank: np.ndarray) -> None:
         """Remember where a role lives: `home[rank]` for the rank's own shards, `away` for `table`'s rows."""
         key = self._key(rank, table.shard, table.group)
-        by_key = np.argsort(key, kind="stable")
-        assert len(np.unique(key)) == len(key), f"a rank gets the same {role.name} twice"
-        self.lookup[role] = (home, np.stack([key[by_key], away[by_key]]))
+        by_key = order_of(key)
+        key = key[by_key]
+        assert (key[1:] != key[:-1]).all(), f"a rank gets the same {role.name} twice"
+        self.lookup[role] = (home, np.stack([key, away[by_key]]))
 
     def find(self, role: Role, shards: Shards, rank, shard, group) -> np.ndarray:
         """Buffer that holds (role, shard, group) on `rank`: its home buffer or the one it was sent to."""
@@ -88,23 +92,32 @@ class _Code:
     """Collects instructions with their place on the time axis, and sorts them into streams."""
 
     def __init__(self) -> None:
-        self.parts: list[dict[str, np.ndarray]] = []
+        self.parts: list[np.ndarray] = []
 
     def emit(self, op: Op, rank, stage, phase, *, place=0, role=NONE, peer=NONE, round=NONE, buf=(), shard=NONE,
              block=NONE, group=ALL) -> None:  # fmt: skip
         """Append instructions (arguments broadcast against `rank`); `place` orders them within a phase."""
-        rank = np.asarray(rank, np.int64)
-        part = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place, "role": role, "peer": peer,
-                "round": round, "shard": shard, "block": block, "group": group}  # fmt: skip
-        part = {name: np.broadcast_to(np.asarray(value, np.int64), rank.shape) for name, value in part.items()}
-        operands = [np.broadcast_to(np.asarray(b, np.int64), rank.shape) for b in buf]
-        part["buf"] = np.stack(operands + [np.full(rank.shape, NONE)] * (5 - len(operands)), axis=-1)
+        operands = (*buf, *(NONE,) * (NUM_OPERANDS - len(buf)))
+        values = (op, rank, stage, phase, place, role, peer, round, shard, block, group, *operands)
+        part = np.empty((len(values), len(rank)), np.int64)
+        for row, value in zip(part, values):
+            row[:] = value
         self.parts.append(part)
 
     def streams(self) -> dict[str, np.ndarray]:
-        code = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
-        in_order = np.lexsort([code["place"], code["phase"], code["stage"], code["rank"]])
-        return {name: column[in_order] for name, column in code.items() if name not in ("phase", "place")}
+        """Give the columns of all instructions, rank by rank in the order of execution."""
+        code = np.concatenate(self.parts, axis=1)
+        rank, stage, phase, place = code[[_RANK, _STAGE, _PHASE, _PLACE]]
+        key = rank * (int(np.ptp(stage)) + 1) + stage - stage.min()
+        key = (key * (FOLD + 1) + phase) * (int(place.max()) + 1) + place
+        code = code.take(order_of(key), axis=1)
+        return dict(zip(_CODE, code)) | {"buf": code[len(_CODE) :].T}
+
+
+NUM_OPERANDS = max(len(operands) for operands in OPERANDS.values())
+_CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "shard", "block", "group")
+_RANK, _STAGE, _PHASE, _PLACE = (_CODE.index(name) for name in ("rank", "stage", "phase", "place"))
+"""Columns of the code, before those of its operands."""
 
 
 def lower(
@@ -128,7 +141,7 @@ def lower(
     _receive(shards, buffers, code, arriving, rounds[: len(arriving)], homes, direction, num_groups)
     _return(buffers, code, leaving, rounds[len(arriving) :], homes, direction)
     _compute(shards, buffers, code, schedule, direction)
-    _launch(code, moved, rounds)
+    _launch(code, moved, rounds, num_ranks)
     for i, role in enumerate(OUTPUTS[direction]):
         ends.leave(role, homes[role], last_stage, int(rounds.max(initial=first_round - 1)) + 1 + i)
     return Draft(buffers.table(), code.streams())
@@ -213,12 +226,17 @@ def _exchange(code, table: Transfers, rounds, source, target, group) -> None:
               round=rounds, buf=(target,), shard=table.shard, group=group)  # fmt: skip
 
 
-def _launch(code, table: Transfers, rounds) -> None:
+def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
     """Start each round where its stage begins and wait for it where the stage ends."""
-    ends = np.concatenate([np.stack([table.src, rounds, table.stage]), np.stack([table.dst, rounds, table.stage])], 1)
-    rank, round_, stage = np.unique(ends, axis=1)
-    code.emit(Op.LAUNCH, rank, stage, COMMUNICATE, place=round_ * 3 + 2, round=round_)
-    code.emit(Op.WAIT, rank, stage, WAIT, place=round_, round=round_)
+    if not len(table):
+        return
+    stage_of = np.zeros(int(rounds.max()) + 1, np.int64)
+    stage_of[rounds] = table.stage
+    joined = np.zeros((num_ranks, len(stage_of)), bool)
+    joined[table.src, rounds] = joined[table.dst, rounds] = True
+    rank, round_ = np.nonzero(joined)
+    code.emit(Op.LAUNCH, rank, stage_of[round_], COMMUNICATE, place=round_ * 3 + 2, round=round_)
+    code.emit(Op.WAIT, rank, stage_of[round_], WAIT, place=round_, round=round_)
 
 
 def _compute(shards, buffers, code, schedule: Schedule, direction) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from hsap.ir.block import Shards
 from hsap.ir.program import Role
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
+from hsap.ir.sort import order_of
 
 _QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
 
@@ -44,7 +45,7 @@ def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, .
     num_groups = int(schedule.group.max(initial=0)) + 1
     key = (shard[away] * num_groups + schedule.group[away]) * num_ranks + schedule.rank[away]
     stage = schedule.stage[away]
-    by_key = np.lexsort([stage, key])
+    by_key = order_of(key * (int(stage.max(initial=0)) + 1) + stage)
     key, stage = key[by_key], stage[by_key]
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]]) if len(key) else np.zeros(0, np.int64)
     last = np.append(first[1:], len(key)) - 1 if len(key) else first

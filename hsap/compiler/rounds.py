@@ -9,52 +9,52 @@ from __future__ import annotations
 
 import numpy as np
 
+from hsap.ir.sort import distinct
+
 
 def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
     """Colour the edges src -> dst so that equal colours share no sender and no receiver: int64 [num_edges].
 
     Edges are distinct. Uses exactly the largest degree's number of colours, and is deterministic.
     """
-    edges = list(zip(src.tolist(), dst.tolist()))
-    degree = np.zeros((2, num_ranks), np.int64)
-    np.add.at(degree[0], src, 1)
-    np.add.at(degree[1], dst, 1)
-    num_colours = int(degree.max(initial=0))
-    all_free = (1 << num_colours) - 1
-    free = [[all_free] * num_ranks, [all_free] * num_ranks]
-    partner: list[list[dict[int, int]]] = [[{} for _ in range(num_ranks)] for _ in range(2)]
-    for u, v in edges:
-        both = free[0][u] & free[1][v]
+    num_colours = int(np.bincount(np.concatenate([src, dst + num_ranks])).max()) if len(src) else 0
+    # Nodes are senders, then receivers; a colour is a bit, so that the lowest free one is one operation.
+    free = [(1 << num_colours) - 1] * (2 * num_ranks)
+    edge_at: list[dict[int, int]] = [{} for _ in free]
+    ends = list(zip(src.tolist(), (dst + num_ranks).tolist()))
+    for edge, (u, v) in enumerate(ends):
+        both = free[u] & free[v]
         if both:
-            c = (both & -both).bit_length() - 1
+            bit = both & -both
         else:
-            c = (free[0][u] & -free[0][u]).bit_length() - 1
-            other = (free[1][v] & -free[1][v]).bit_length() - 1
-            _flip(free, partner, v, c, other)
-        partner[0][u][c], partner[1][v][c] = v, u
-        free[0][u] &= ~(1 << c)
-        free[1][v] &= ~(1 << c)
-    colour_of = {(u, v): c for u in range(num_ranks) for c, v in partner[0][u].items()}
-    return np.array([colour_of[edge] for edge in edges], dtype=np.int64)
+            bit = free[u] & -free[u]
+            _flip(free, edge_at, ends, v, bit, free[v] & -free[v])
+        edge_at[u][bit] = edge_at[v][bit] = edge
+        free[u] ^= bit
+        free[v] ^= bit
+    colours = np.empty(len(ends), np.int64)
+    for edges in edge_at[:num_ranks]:
+        for bit, edge in edges.items():
+            colours[edge] = bit.bit_length() - 1
+    return colours
 
 
-def _flip(free, partner, receiver: int, a: int, b: int) -> None:
+def _flip(free, edge_at, ends, receiver: int, a: int, b: int) -> None:
     """Swap colours a and b on the alternating path that leaves `receiver` by a, so that a becomes free there."""
-    side, node, wanted = 1, receiver, a
-    path = []
-    while wanted in partner[side][node]:
-        nearby = partner[side][node][wanted]
-        path.append((node, nearby, wanted) if side == 0 else (nearby, node, wanted))
-        side, node, wanted = 1 - side, nearby, b if wanted == a else a
-    for u, v, c in path:
-        del partner[0][u][c], partner[1][v][c]
-        free[0][u] |= 1 << c
-        free[1][v] |= 1 << c
-    for u, v, c in path:
-        c = b if c == a else a
-        partner[0][u][c], partner[1][v][c] = v, u
-        free[0][u] &= ~(1 << c)
-        free[1][v] &= ~(1 << c)
+    node, wanted, path = receiver, a, []
+    while wanted in edge_at[node]:
+        edge = edge_at[node][wanted]
+        path.append((edge, wanted))
+        u, v = ends[edge]
+        node, wanted = u if node == v else v, a ^ b ^ wanted
+    for edge, bit in path:
+        for node in ends[edge]:
+            del edge_at[node][bit]
+            free[node] |= bit
+    for edge, bit in path:
+        for node in ends[edge]:
+            edge_at[node][a ^ b ^ bit] = edge
+            free[node] &= ~(a ^ b ^ bit)
 
 
 def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks: int, first: int) -> np.ndarray:
@@ -62,11 +62,18 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
 
     All that goes from one rank to another in one stage travels in one round.
     """
-    rounds = np.zeros(len(stage), np.int64)
-    for s in np.unique(stage):
-        here = np.flatnonzero(stage == s)
-        pair, index = np.unique(src[here] * num_ranks + dst[here], return_inverse=True)
-        colours = colour(pair // num_ranks, pair % num_ranks, num_ranks)
-        rounds[here] = first + colours[index]
-        first += int(colours.max(initial=-1)) + 1
-    return rounds
+    if not len(stage):
+        return np.zeros(0, np.int64)
+    key = ((stage - stage.min()) * num_ranks + src) * num_ranks + dst
+    key, index = distinct(key)
+    sender, dst = np.divmod(key, num_ranks)
+    stage, src = np.divmod(sender, num_ranks)
+    num_stages = int(stage[-1]) + 1
+    degree = [np.bincount(stage * num_ranks + end, minlength=num_stages * num_ranks) for end in (src, dst)]
+    num_rounds = np.max(degree, axis=0).reshape(num_stages, num_ranks).max(axis=1)
+    rounds = (first + np.cumsum(num_rounds) - num_rounds)[stage]
+    borders = np.searchsorted(stage, np.arange(num_stages + 1))
+    for s in np.flatnonzero(num_rounds > 1).tolist():
+        here = slice(borders[s], borders[s + 1])
+        rounds[here] += colour(src[here], dst[here], num_ranks)
+    return rounds[index]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.slice import area, cut
+from hsap.ir.sort import order_of
 from hsap.ir.span import coalesce
 
 
@@ -78,8 +79,8 @@ def cut_blocks(shards: Shards, slices: np.ndarray) -> Blocks:
     shard_of = np.repeat(np.arange(len(shards)), np.diff(shards.offsets))[by_position]
     pieces, q_span, k_span = cut(slices, spans, spans)
     key = shard_of[q_span] * len(shards) + shard_of[k_span]
-    order = np.argsort(key, kind="stable")
-    pieces, key = pieces[order], key[order]
+    order = order_of(key)
+    pieces, key = pieces.T.take(order, axis=1).T, key[order]
     first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]]) if len(key) else np.zeros(0, np.int64)
     offsets = np.append(first, len(key))
     areas = np.add.reduceat(area(pieces), first) if len(first) else np.zeros(0, np.int64)

@@ -7,8 +7,9 @@ are heads of its own rows, and KV heads that several ranks hold are summed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -49,23 +50,47 @@ def reshard(
 ) -> Reshard:
     """Lay out an AllToAll of `role` for intra rank `index` of a group whose ranks hold `tokens` tokens each."""
     shares = heads.shares(len(tokens))
-    starts = [sum(tokens[:j]) for j in range(len(tokens))]
+    starts = [0, *itertools.accumulate(tokens)]
+    row, stat = (column.tolist() for column in _share_bytes(role, heads, precision, len(tokens)))
     used = 0
 
-    def piece(peer: int, first_row: int, num_rows: int, run: HeadRun, scratch: bool) -> Piece:
+    def piece(peer: int, first_row: int, num_rows: int, share: int, scratch: bool) -> Piece:
         nonlocal used
-        columns = np.array([run.q_first, run.q_count, run.kv_first, run.kv_count])
-        row, stat = (int(b) for b in row_bytes(precision, role, Space.ARENA, False, columns, heads.head_dim))
         offset = None
         if scratch and peer != index:
             offset = used
-            used += aligned(num_rows * row) + aligned(num_rows * stat)
-        return Piece(peer, first_row, num_rows, run, offset, num_rows * (row + stat))
+            used += aligned(num_rows * row[share]) + aligned(num_rows * stat[share])
+        return Piece(peer, first_row, num_rows, shares[share], offset, num_rows * (row[share] + stat[share]))
 
+    ranks = range(len(tokens))
     if to_column:
-        sends = tuple(piece(j, 0, tokens[index], share, True) for j, share in enumerate(shares))
-        receives = tuple(piece(j, starts[j], tokens[j], shares[index], False) for j in range(len(tokens)))
+        sends = tuple(piece(j, 0, tokens[index], j, True) for j in ranks)
+        receives = tuple(piece(j, starts[j], tokens[j], index, False) for j in ranks)
     else:
-        sends = tuple(piece(j, starts[j], tokens[j], shares[index], True) for j in range(len(tokens)))
-        receives = tuple(piece(j, 0, tokens[index], share, True) for j, share in enumerate(shares))
+        sends = tuple(piece(j, starts[j], tokens[j], index, True) for j in ranks)
+        receives = tuple(piece(j, 0, tokens[index], j, True) for j in ranks)
     return Reshard(to_column, sends, receives, used)
+
+
+def scratch_bytes(role: Role, to_column: bool, heads: HeadShape, precision: Precision, tokens: np.ndarray) -> np.ndarray:
+    """Size the scratch buffers of many ranks at once, as `reshard` lays them out: int64, shaped as `tokens`.
+
+    tokens: int64 [num_groups, intra_sp], rows of each rank.
+    """
+    row, stat = _share_bytes(role, heads, precision, tokens.shape[1])
+    own_rows = _piece_bytes(tokens[:, :, None], row, stat).sum(axis=2)
+    stays = _piece_bytes(tokens, row, stat)
+    if to_column:
+        return own_rows - stays
+    own_heads = _piece_bytes(tokens[:, None, :], row[:, None], stat[:, None]).sum(axis=2)
+    return own_rows + own_heads - 2 * stays
+
+
+def _share_bytes(role: Role, heads: HeadShape, precision: Precision, intra_sp: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of a row's elements and of its statistics, for the heads of each intra rank: int64 [intra_sp] each."""
+    shares = np.array([astuple(share) for share in heads.shares(intra_sp)])
+    return row_bytes(precision, role, Space.ARENA, False, shares, heads.head_dim)
+
+
+def _piece_bytes(num_rows: np.ndarray, row: np.ndarray, stat: np.ndarray) -> np.ndarray:
+    return aligned(num_rows * row) + aligned(num_rows * stat)

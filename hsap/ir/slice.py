@@ -4,7 +4,8 @@ A slice `(q0, q1, k0, k1, lo, hi)` makes the pair (q, k) visible iff `q0 <= q < 
 `lo <= k - q <= hi`. Causal is hi = 0; a window of w keys, the query's own included, is lo = -(w - 1); full has no
 bound. Cutting and intersecting slices gives one slice, and the area (number of visible pairs) is closed form.
 
-Many slices are one int64 array of shape [n, 6]; every function here works on such tables. A table is *canonical*
+Many slices are one int64 array of shape [n, 6]; every function here works on such tables, column by column, and makes
+them so that columns are contiguous in memory: a packed batch may have 10^5 slices. A table is *canonical*
 when no slice is empty, every row and column of each rectangle sees something, and lo and hi are clipped to the
 rectangle, so that equal sets of pairs have equal numbers.
 """
@@ -61,7 +62,8 @@ def shrink(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     new_k0, new_k1 = np.maximum(k0, new_q0 + lo), np.minimum(k1, new_q1 + hi)
     lo, hi = np.maximum(lo, new_k0 - new_q1 + 1), np.minimum(hi, new_k1 - 1 - new_q0)
     kept = np.flatnonzero((new_q0 < new_q1) & (new_k0 < new_k1) & (lo <= hi) & (table[:, LO] <= table[:, HI]))
-    return np.stack([new_q0, new_q1, new_k0, new_k1, lo, hi], axis=1)[kept], kept
+    columns = np.stack([new_q0, new_q1, new_k0, new_k1, lo, hi])
+    return (columns if len(kept) == len(table) else columns.take(kept, axis=1)).T, kept
 
 
 def canonical(table: np.ndarray) -> np.ndarray:
@@ -107,29 +109,23 @@ def cut(table: np.ndarray, q_spans: np.ndarray, k_spans: np.ndarray) -> tuple[np
     q_spans, k_spans: sorted disjoint span sets [n, 2]. Returns (pieces [m, 6] canonical, index of the query span [m],
     index of the key span [m]); a piece lies inside one query span and one key span.
     """
-    first_q = np.searchsorted(q_spans[:, 1], table[:, Q0], side="right")
-    stop_q = np.searchsorted(q_spans[:, 0], table[:, Q1], side="left")
+    (q_starts, q_stops), (k_starts, k_stops) = np.ascontiguousarray(q_spans.T), np.ascontiguousarray(k_spans.T)
+    first_q = np.searchsorted(q_stops, table[:, Q0], side="right")
+    stop_q = np.searchsorted(q_starts, table[:, Q1], side="left")
     owner, q_index = ranges(first_q, stop_q)
-    q0 = np.maximum(table[owner, Q0], q_spans[q_index, 0])
-    q1 = np.minimum(table[owner, Q1], q_spans[q_index, 1])
+    q0, q1, k0, k1, lo, hi = table.T.take(owner, axis=1)
+    q0 = np.maximum(q0, q_starts[q_index])
+    q1 = np.minimum(q1, q_stops[q_index])
     # Only keys that some row of the piece can see: for causal masks this halves the pairs looked at.
-    k0 = np.maximum(table[owner, K0], q0 + table[owner, LO])
-    k1 = np.minimum(table[owner, K1], q1 + table[owner, HI])
-    first_k = np.searchsorted(k_spans[:, 1], k0, side="right")
-    stop_k = np.searchsorted(k_spans[:, 0], k1, side="left")
+    k0 = np.maximum(k0, q0 + lo)
+    k1 = np.minimum(k1, q1 + hi)
+    first_k = np.searchsorted(k_stops, k0, side="right")
+    stop_k = np.searchsorted(k_starts, k1, side="left")
     strip, k_index = ranges(first_k, stop_k)
-    pieces = np.stack(
-        [
-            q0[strip],
-            q1[strip],
-            np.maximum(k0[strip], k_spans[k_index, 0]),
-            np.minimum(k1[strip], k_spans[k_index, 1]),
-            table[owner[strip], LO],
-            table[owner[strip], HI],
-        ],
-        axis=1,
-    )
-    pieces, kept = shrink(pieces)
+    pieces = np.stack([q0, q1, k0, k1, lo, hi]).take(strip, axis=1)
+    np.maximum(pieces[K0], k_starts[k_index], out=pieces[K0])
+    np.minimum(pieces[K1], k_stops[k_index], out=pieces[K1])
+    pieces, kept = shrink(pieces.T)
     return pieces, q_index[strip[kept]], k_index[kept]
 
 

@@ -66,16 +66,20 @@ class PairWeights:
 
     def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
         """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
-        empty = first >= stop
-        if not len(self.runs):
-            return np.zeros(len(e), np.uint64), empty
+        sums, known = np.zeros(len(e), np.uint64), first >= stop
+        some = np.flatnonzero(~known)  # few: most slices of a cut mask are full
+        if len(self.runs) and len(some):
+            sums[some], known[some] = self._along(e[some], first[some], stop[some])
+        return sums, known
+
+    def _along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
         width = self.num_tokens + 1  # e is in [-num_tokens, num_tokens + 1], so keys are unique and rise
         keys = self.runs[:, 0] * width + self.runs[:, 1]
         place = np.maximum(np.searchsorted(keys, e * width + first, side="right") - 1, 0)
         run = self.runs[place]
-        there = (run[:, 0] == e) & (run[:, 1] <= first) & (stop <= run[:, 2]) & ~empty
+        there = (run[:, 0] == e) & (run[:, 1] <= first) & (stop <= run[:, 2])
         begin = np.where(there, self.starts[place] - run[:, 1] + first, 0)
-        return self.sums[np.where(there, begin + stop - first, 0)] - self.sums[begin], there | empty
+        return self.sums[np.where(there, begin + stop - first, 0)] - self.sums[begin], there
 
     def over(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""

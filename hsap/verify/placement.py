@@ -184,9 +184,8 @@ def slice_tables(plan: Plan) -> Iterator[str]:
     """Slices are canonical and within the token positions."""
     total = plan.problem.layout.num_tokens
     for m, table in enumerate(plan.slices):
-        inside = (table >= -total) & (table <= total)
-        inside[:, :4] &= table[:, :4] >= 0
-        if not inside.all() or not np.array_equal(canonical(table), table):
+        inside = (table.min(axis=0, initial=0) >= [0, 0, 0, 0, -total, -total]).all() and table.max(initial=0) <= total
+        if not inside or not np.array_equal(canonical(table), table):
             yield f"slices[{m}]: a slice isn't canonical or leaves the {total} token positions"
             return
 
@@ -194,11 +193,9 @@ def slice_tables(plan: Plan) -> Iterator[str]:
 def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Index of the shards' span that holds each slice's queries and keys, -1 where none holds them all."""
     order = np.argsort(shards.spans[:, 0], kind="stable")
-    if not len(order):
-        return np.full(len(table), -1), np.full(len(table), -1)
-    found = []
-    for first in (0, 2):
-        place = np.maximum(np.searchsorted(shards.spans[order, 0], table[:, first], side="right") - 1, 0)
-        index = order[place]
-        found.append(np.where(table[:, first + 1] <= shards.spans[index, 1], index, -1))
-    return found[0], found[1]
+    starts, stops = shards.spans[order].T
+    span_of_token = np.repeat(order, stops - starts)
+    stop_of_token = np.repeat(stops, stops - starts)
+    q0, q1, k0, k1 = table.T[:4]
+    queries = np.where(q1 <= stop_of_token[q0], span_of_token[q0], -1)
+    return queries, np.where(k1 <= stop_of_token[k0], span_of_token[k0], -1)

@@ -14,6 +14,7 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.precision import ALIGNMENT, aligned, buffer_bytes, row_bytes
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS
+from hsap.ir.sort import distinct
 from hsap.verify.stream import Found, Stream, at, at_buffers
 
 _NUM_OPERANDS = np.array([len(OPERANDS[op]) for op in Op])
@@ -265,7 +266,7 @@ def attended(s: Stream) -> Iterator[Found]:
 
 def distinct_ranges(first: np.ndarray, stop: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
     """Give the distinct ranges in order and which of them each one is: (int64 [m, 2], int64 [n])."""
-    keys, which = np.unique(first * (total + 1) + stop, return_inverse=True)
+    keys, which = distinct(first * (total + 1) + stop)
     return np.stack(np.divmod(keys, total + 1), axis=1), which
 
 

@@ -1,0 +1,28 @@
+"""Sort: stable orders and groups of integer keys, several times faster than NumPy's own `argsort` and `unique`.
+
+NumPy sorts plain integers with vector instructions but index arrays without; so key and place are packed into one
+integer wherever 64 bits hold both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def order_of(keys: np.ndarray) -> np.ndarray:
+    """Give the indices that sort the keys, equal ones in their order: int64 [n]. keys: int64 [n]."""
+    bits = len(keys).bit_length()
+    if len(keys) == 0 or max(int(keys.max()), -int(keys.min())) >> (63 - bits):
+        return np.argsort(keys, kind="stable")
+    return np.sort(keys << bits | np.arange(len(keys))) & ((1 << bits) - 1)
+
+
+def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the distinct keys in rising order, and which of them each key is: int64 [m] and [n]."""
+    order = order_of(keys)
+    in_order = keys[order]
+    fresh = in_order != np.roll(in_order, 1)
+    fresh[:1] = True
+    index = np.empty(len(keys), np.int64)
+    index[order] = np.cumsum(fresh) - 1
+    return in_order[fresh], index
