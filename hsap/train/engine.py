@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 from datetime import timedelta
 
 import torch
@@ -32,8 +33,9 @@ class Engine:
         engine.backward(loss)
         if engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm"):
             # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
+            # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
             grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
-            self._norm = float(torch.nn.utils.get_total_norm(grads))
+            self._norm = math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in grads))
         engine.step()
 
     def grad_norm(self) -> float | None:
@@ -48,6 +50,8 @@ def start(config: TrainConfig) -> Mesh:
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed still calls collectives by names that torch has begun to rename.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if config.engine.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
