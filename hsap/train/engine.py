@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 from datetime import timedelta
 
 import torch
@@ -32,8 +33,9 @@ class Engine:
         engine.backward(loss)
         if engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm"):
             # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
+            # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
             grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
-            self._norm = float(torch.nn.utils.get_total_norm(grads))
+            self._norm = math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in grads))
         engine.step()
 
     def grad_norm(self) -> float | None:
@@ -48,6 +50,8 @@ def start(config: TrainConfig) -> Mesh:
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed still calls collectives by names that torch has begun to rename.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if config.engine.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
@@ -76,10 +80,13 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         initialise(model, config.train.seed, lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0))
     else:
         model = build_model(model_config, config.train.seed, dtype, device)
+    # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the loop
+    # sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
-        _weight_groups(model, config.optim), lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps
+        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
     )
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    optimizer.state.clear()
     return Engine(engine, mesh, device)
 
 
@@ -102,7 +109,10 @@ def deepspeed_settings(config: TrainConfig) -> dict:
     }
     if config.engine.dtype == "bf16":
         settings["bf16"] = {"enabled": True}
-        if config.engine.zero_stage < 3:
+        # Each rank has the gradient of its own tokens only: left at bf16, sums would lose more the more ranks there are.
+        settings["communication_data_type"] = "fp32"
+        # Without ZeRO, DeepSpeed accumulates micro-steps in the weights' dtype and refuses anything else.
+        if config.engine.zero_stage > 0:
             settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
 

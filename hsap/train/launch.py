@@ -24,7 +24,7 @@ from hsap.train.sweep import Job, exit_code, table
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
 # training it isn't.
 _PATIENCE_BEFORE_S = 60.0
-_PATIENCE_DURING_S = 3.0
+_PATIENCE_DURING_S = 10.0
 
 
 class Task:
@@ -59,6 +59,10 @@ def main(config_dir: Path) -> None:
         device = engine.get("device") if isinstance(engine, Mapping) else None
         choice = decide(task.values.get("topology"), device, around)
         config = train_config(task.values, choice.world_size, choice.device, _out(task.values, choice.world_size))
+        if isinstance(choice, Start):
+            from hsap.train.inputs import check
+
+            check(config)
     except Exception as error:
         fail(error, rank, _PATIENCE_BEFORE_S)
     match choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,7 +18,11 @@ class MetricsLog:
         self.path = out / "metrics.jsonl"
         _truncate(self.path, resumed_step)
         self.file = self.path.open("a", encoding="utf-8")
-        self.bar = tqdm(total=num_steps, initial=resumed_step, unit="step", dynamic_ncols=True)
+        # A log file gets a line now and then, a terminal its moving bar.
+        often_s = 0.1 if sys.stderr.isatty() else 30.0
+        self.bar = tqdm(
+            total=num_steps, initial=resumed_step, unit="step", dynamic_ncols=True, mininterval=often_s, maxinterval=60
+        )
         self.log_every = log_every
         self.writer = None
         if tensorboard:
@@ -34,12 +39,13 @@ class MetricsLog:
             for name, value in figures.items():
                 if isinstance(value, (int, float)) and name != "step":
                     self.writer.add_scalar(name, value, step)
-        self.bar.update(1)
         if step % self.log_every == 0:
             shown = {"loss": figures["loss"], "tok/s": figures["tokens_per_s"], "eval": figures.get("eval_loss")}
-            self.bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items() if v is not None})
-        if figures.get("eval_loss") is not None:
-            self.bar.write(f"step {step}: loss {figures['loss']:.4f}, eval loss {figures['eval_loss']:.4f}")
+            self.bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items() if v is not None}, refresh=False)
+        self.bar.update(1)
+        if "eval_loss" in figures:
+            loss, eval_loss = ("-" if v is None else f"{v:.4f}" for v in (figures["loss"], figures["eval_loss"]))
+            self.bar.write(f"step {step}: loss {loss}, eval loss {eval_loss}")
 
     def close(self) -> None:
         """Flush and close everything."""

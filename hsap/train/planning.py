@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch.distributed as dist
@@ -40,17 +40,16 @@ class PlanningSetup:
 
     def plan(self, batch: MicroBatch) -> Plan:
         """Compile and (by default) verify the plan of a micro-batch; ValueError where that fails."""
-        layout = Layout.from_lengths(batch.lengths, batch.sequences)
-        p = self.problem
-        problem = Problem(
-            layout, p.heads, p.topology, p.masks, p.cluster, p.max_tokens_per_rank, p.arena_multiple, p.wire_dtype
-        )
-        plan = compile(problem, self.planner, **self.options)
+        plan = self.compile(Layout.from_lengths(batch.lengths, batch.sequences))
         if self.verify:
             report = verify(plan)
             if not report.ok:
                 raise ValueError(f"planner {self.planner} made a plan that the verifier rejects:\n{report}")
         return plan
+
+    def compile(self, layout: Layout) -> Plan:
+        """Compile the plan of a layout; ValueError where that fails."""
+        return compile(replace(self.problem, layout=layout), self.planner, **self.options)
 
 
 class PlanExchange:

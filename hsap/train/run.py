@@ -15,93 +15,59 @@ from torch import Tensor
 
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader, eval_batches
-from hsap.data.sources import JsonLines
-from hsap.data.store import DocumentStore, tokenise_documents
-from hsap.data.tokenise import Tokenizer, load_tokenizer
-from hsap.ir.heads import HeadShape
-from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.span import positions
-from hsap.models import ModelConfig
-from hsap.planners import find
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
-from hsap.runtime.groups import Mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train import checkpoint
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, learning_rate, start, stop
+from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
-from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps, PlanningSetup
+from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps
 
 
 def run(config: TrainConfig) -> None:
-    """Train as configured: every rank of the job calls this. ValueError for what the user can mend."""
-    find(config.planner.name)
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    model_config = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
-    train_data = _documents(config.data.path, tokenizer, model_config)
-    eval_data = None
-    if config.data.eval_path and config.train.eval_every:
-        eval_data = _documents(config.data.eval_path, tokenizer, model_config)
+    """Train as configured: every rank of the job calls this. ValueError for what the user can mend.
+
+    After an error the process groups are left as they are: the process is about to end, and leaving a group in order
+    may wait for ranks that no longer answer.
+    """
+    inputs = read_inputs(config)
     mesh = start(config)
-    engine = None
-    try:
-        engine = build(config, model_config, mesh)
-        Trainer(config, model_config, engine, train_data, eval_data).train()
-    finally:
-        stop(engine)
-
-
-def _documents(path: str, tokenizer: Tokenizer, model_config: ModelConfig) -> DocumentStore:
-    return tokenise_documents(JsonLines(path), tokenizer, model_config.vocab_size)
-
-
-def planning_setup(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> PlanningSetup:
-    """Everything of a micro-batch's problem but its layout."""
-    heads = HeadShape(model_config.num_q_heads, model_config.num_kv_heads, model_config.head_dim, config.engine.dtype)
-    preset = config.cluster.preset or ("cpu-gloo" if config.engine.device == "cpu" else "dgx-a100")
-    problem = Problem(
-        Layout.from_lengths([]),
-        heads,
-        Topology(config.inter_sp, config.intra_sp),
-        ((Mask(), model_config.num_layers),),
-        Cluster.preset(preset).starting_at(mesh.dp_rank * mesh.topology.num_ranks, config.cluster.ranks_per_node),
-        None,
-        config.arena_multiple,
-        config.wire_dtype,
-    )
-    return PlanningSetup(problem, config.planner.name, dict(config.planner.options), config.verify)
+    engine = build(config, inputs.model, mesh)
+    Trainer(config, inputs, engine).train()
+    stop(engine)
 
 
 class Trainer:
     """One rank's loop over planned steps."""
 
-    def __init__(self, config: TrainConfig, model_config: ModelConfig, engine: Engine, train_data, eval_data) -> None:
-        self.config, self.model_config, self.engine = config, model_config, engine
+    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine) -> None:
+        self.config, self.inputs, self.engine = config, inputs, engine
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
-        # On CPUs partial outputs in float32 cost nothing and keep bf16's error that of one device.
-        output = "float32" if engine.device.type == "cpu" else "native"
-        self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, output=output)
+        options = kernel_options(config, inputs.model)
+        self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **options)
         self.attention = PlannedAttention()
-        self.setup = planning_setup(config, model_config, self.mesh)
-        self.train_data, self.eval_data = train_data, eval_data
+        self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         self._eval_plans: list[Plan] | None = None
 
     def train(self) -> None:
         """Train to the last step, evaluating and saving on the way."""
         config = self.config
-        state = checkpoint.load(self.engine, config) if config.resume else {"step": 0, "cursor": None}
+        state = {"step": 0, "cursor": None}
+        if self.inputs.checkpoint is not None:
+            state = self.inputs.checkpoint
+            checkpoint.load(self.engine, config, state)
         log = None
         if dist.get_rank() == 0:
             log = MetricsLog(
                 Path(config.out), config.train.steps, state["step"], config.train.tensorboard, config.train.log_every
             )
         loader = StepLoader(
-            self.train_data,
+            self.inputs.train_data,
             pack_tokens=config.data.pack_tokens,
             packs_per_step=config.train.packs_per_step,
             micro_packs=config.train.micro_packs,
@@ -113,19 +79,20 @@ class Trainer:
             cursor=state["cursor"],
         )
         # Exactly the steps to come: beyond the last one, a rank might wait for a plan that nobody makes any more.
-        coming = islice(loader, config.train.steps - state["step"])
+        coming = islice(loader, max(config.train.steps - state["step"], 0))
         steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
         try:
             for step in steps:
                 figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s))
                 number = step.batch.step
                 last = number >= config.train.steps
-                if self.eval_data is not None and (number % config.train.eval_every == 0 or last):
+                if self.inputs.eval_data is not None and (number % config.train.eval_every == 0 or last):
                     figures["eval_loss"] = self._evaluate()
-                if config.train.save_every and (number % config.train.save_every == 0 or last):
-                    checkpoint.save(self.engine, config, number, step.batch.cursor)
+                # Before the checkpoint: what a crash leaves beyond the newest one is cut off, a gap would stay.
                 if log is not None:
                     log.write(figures)
+                if config.train.save_every and (number % config.train.save_every == 0 or last):
+                    checkpoint.save(self.engine, config, number, step.batch.cursor, self.inputs.identity)
         finally:
             steps.close()
             loader.close()
@@ -200,7 +167,7 @@ class Trainer:
         figures = PlanFigures(*promised)
         data_wait_s, plan_wait_s, busy_s, peak_bytes = highest.tolist()
         step_s = data_wait_s + plan_wait_s + busy_s
-        flops = self.model_config.train_flops(batch.num_tokens, figures.area)
+        flops = self.inputs.model.train_flops(batch.num_tokens, figures.area)
         ranks = dist.get_world_size()
         return {
             "step": batch.step,
@@ -229,7 +196,7 @@ class Trainer:
     def _evaluate(self) -> float | None:
         """Mean token loss on the held-out data; None if it has no target."""
         batches = eval_batches(
-            self.eval_data,
+            self.inputs.eval_data,
             pack_tokens=self.config.data.pack_tokens,
             micro_packs=self.config.train.micro_packs,
             dp_rank=self.mesh.dp_rank,
@@ -240,13 +207,16 @@ class Trainer:
         if self._eval_plans is None:
             exchange = self._exchange("eval")
             self._eval_plans = [exchange.get(micro, i) for i, micro in enumerate(batches.micro_batches)]
+            dist.barrier(self.mesh.sp)
+            for i in range(len(self._eval_plans)):
+                exchange.forget(i)
         self.engine.deepspeed.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         for micro, plan in zip(batches.micro_batches, self._eval_plans):
             total += self._loss(micro, plan)
         self.engine.deepspeed.train()
         dist.all_reduce(total)
-        return float(total) / batches.global_num_targets if batches.global_num_targets else None
+        return _ratio(float(total), batches.global_num_targets)
 
 
 def _ratio(value: float, count: float) -> float | None:

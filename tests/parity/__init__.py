@@ -22,6 +22,16 @@ NUM_STEPS = 20
 LENGTHS = [[192], [101, 57, 33, 1], [64, 63, 61], [1], [187, 3], [1, 1, 1, 90, 45, 44], [150, 40], [128, 13, 50]]
 """Document lengths of the packs of one epoch; the fourth pack is one token and has no target."""
 
+SMALL_MODEL = {
+    "model.num_layers": 2,
+    "model.hidden_dim": 64,
+    "model.head_dim": 8,
+    "model.ffn_dim": 96,
+    "model.num_q_heads": 8,
+    "model.num_kv_heads": 2,
+    "model.vocab_size": 2048,
+}
+
 GRADIENT_BAR, ALL_GRADIENTS_BAR, LOSS_BAR, NORM_BAR = 5e-6, 1e-6, 1e-5, 1e-4
 
 
@@ -76,9 +86,8 @@ def write_data(folder: Path) -> Path:
     return path
 
 
-def run_case(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> None:
-    """Train a case in fresh processes; RuntimeError with its output where it fails."""
-    out.mkdir(parents=True, exist_ok=True)
+def arguments(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> list[str]:
+    """What train.py is told to run a case."""
     settings = {
         "+topology": case.topology,
         "planner": case.planner,
@@ -94,21 +103,36 @@ def run_case(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> None:
         "engine.dtype": case.dtype,
         "engine.device": "cpu",
         "optim.warmup_steps": 5,
-        "model.num_layers": 2,
-        "model.hidden_dim": 64,
-        "model.head_dim": 8,
-        "model.ffn_dim": 96,
-        "model.num_q_heads": 8,
-        "model.num_kv_heads": 2,
-        "model.vocab_size": 2048,
+        **SMALL_MODEL,
         "out": out,
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.num_ranks}"]
-    command += [str(Path(__file__).with_name("rank.py")), *(f"{k}={v}" for k, v in settings.items())]
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def run_world(num_ranks: int, runs: list[list[str]], folder: Path) -> None:
+    """Train runs one after the other in one fresh world of processes; RuntimeError with its output where it fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = folder / f"runs-{num_ranks}.json"
+    listed.write_text(json.dumps(runs), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--nproc-per-node={num_ranks}", str(Path(__file__).with_name("rank.py")), str(listed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{case.name}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{num_ranks} ranks: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+
+
+def run_cases(cases: list[Case], root: Path, steps: int = NUM_STEPS) -> list[Path]:
+    """Run cases, one world for each number of ranks; each one's directory under root."""
+    root.mkdir(parents=True, exist_ok=True)
+    data = write_data(root)
+    outs = [root / f"{i}" for i in range(len(cases))]
+    for num_ranks in sorted({case.num_ranks for case in cases}):
+        mine = [(case, out) for case, out in zip(cases, outs) if case.num_ranks == num_ranks]
+        run_world(num_ranks, [arguments(case, data, out, steps) for case, out in mine], root)
+    return outs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from tests.parity import (
     NORM_BAR,
     NUM_STEPS,
     compare,
-    run_case,
-    write_data,
+    run_cases,
 )
 
 
@@ -22,21 +21,17 @@ def main() -> int:
     """Compare every case with one process."""
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        data = write_data(root)
-        run_case(BASE, data, root / "base")
+        base, *outs = run_cases([BASE, *CASES], Path(folder))
         print(f"base: {BASE.name}; relative differences, gradients at step 1, loss and norm at step {NUM_STEPS}")
         print(f"{'case':40} {'gradient':>9} {'all':>9} {'loss':>9} {'norm':>9}  worst parameter")
         print(f"{'bar':40} {GRADIENT_BAR:9.0e} {ALL_GRADIENTS_BAR:9.0e} {LOSS_BAR:9.0e} {NORM_BAR:9.0e}")
-        for i, case in enumerate(CASES):
-            run_case(case, data, root / str(i))
-            d = compare(root / "base", root / str(i))
+        for case, out in zip(CASES, outs):
+            d = compare(base, out)
             mark = "" if d.ok else "  OVER"
             bad += not d.ok
             print(
                 f"{case.name:40} {d.gradient:9.1e} {d.all_gradients:9.1e} {d.loss:9.1e} {d.norm:9.1e}  "
-                f"{d.parameter}{mark}",
-                flush=True,
+                f"{d.parameter}{mark}"
             )
     return int(bad > 0)
 

@@ -1,18 +1,35 @@
-"""train.py with a probe: saves the first step's gradients, so that runs can be compared parameter by parameter."""
+"""One rank of a world in which runs follow each other: saves each run's first gradients, to compare them.
+
+`rank.py FILE`: a JSON list of runs, each a list of train.py's arguments. One world for all, because starting processes
+takes longer than these runs.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
+import os
+import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_grad
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-from hsap.train import run
-from hsap.train.launch import main
+from hsap.ir.problem import Topology
+from hsap.runtime.groups import make_mesh
+from hsap.train.config import TrainConfig, train_config
+from hsap.train.engine import build, start, stop
+from hsap.train.inputs import read_inputs
+from hsap.train.overrides import rewrite
+from hsap.train.planning import PlanExchange
+from hsap.train.run import Trainer
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-class ProbedTrainer(run.Trainer):
+class ProbedTrainer(Trainer):
     """Gathers every parameter's full gradient before the first optimizer update."""
 
     def train(self) -> None:
@@ -29,14 +46,43 @@ class ProbedTrainer(run.Trainer):
         engine.step = step
         super().train()
 
+    def _exchange(self, use: str) -> PlanExchange:
+        # Runs of one world share its store.
+        return super()._exchange(f"{self.config.out}/{use}")
+
 
 def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
     """The whole gradient of a parameter, however it is partitioned: float32 on the CPU."""
+    from deepspeed.utils import safe_get_full_grad
+
     grad = safe_get_full_grad(parameter)
     grad = parameter.grad if grad is None else grad
     return grad.detach().float().cpu().clone()
 
 
+def configure(arguments: list[str], world_size: int) -> TrainConfig:
+    """Compose and check a run's configuration, for CPU ranks."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        values = OmegaConf.to_container(compose("config", rewrite(arguments)), resolve=True)
+    return train_config(values, world_size, "cpu", values["out"])
+
+
+def main(runs: list[list[str]]) -> None:
+    """Train one run after the other."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    configs = [configure(arguments, int(os.environ["WORLD_SIZE"])) for arguments in runs]
+    start(configs[0])
+    for config in configs:
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        inputs = read_inputs(config)
+        engine = build(config, inputs.model, make_mesh(Topology.parse(config.topology)))
+        ProbedTrainer(config, inputs, engine).train()
+        engine.deepspeed.destroy()
+        del engine
+        gc.collect()
+        dist.barrier()
+    stop(None)
+
+
 if __name__ == "__main__":
-    run.Trainer = ProbedTrainer
-    main(Path(__file__).resolve().parents[2] / "configs")
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -11,6 +11,10 @@ from hsap.ir.problem import Topology
 from hsap.train.config import TrainConfig
 
 
+def check(config: TrainConfig) -> None:
+    """Let everything pass: there is no data, and the model is a stand-in."""
+
+
 def run(config: TrainConfig) -> None:
     dist.init_process_group("gloo")
     rank, options = dist.get_rank(), config.planner.options

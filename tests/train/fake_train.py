@@ -11,7 +11,8 @@ sys.path.insert(0, str(ROOT))
 from hsap.train.launch import main  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("hsap.train.run", HERE / "fake_run.py")
-sys.modules["hsap.train.run"] = module = importlib.util.module_from_spec(spec)
+module = importlib.util.module_from_spec(spec)
+sys.modules["hsap.train.run"] = sys.modules["hsap.train.inputs"] = module
 spec.loader.exec_module(module)
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""Inputs: all of a run that can be known, and refused, before ranks are started or wait for each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+
+from hsap.data.pack import check_packing
+from hsap.data.sources import JsonLines, list_files
+from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.tokenise import Tokenizer, load_tokenizer
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
+from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.models import ModelConfig
+from hsap.runtime.kernels import select_kernel
+from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train import checkpoint
+from hsap.train.config import TrainConfig
+from hsap.train.planning import PlanningSetup
+
+_FIXED = (
+    "data.pack_tokens",
+    "data.packing",
+    "train.seed",
+    "train.packs_per_step",
+    "engine.zero_stage",
+    "engine.dtype",
+    "world_size",
+)
+_FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
+
+    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to.
+    """
+
+    model: ModelConfig
+    train_data: DocumentStore
+    eval_data: DocumentStore | None
+    identity: dict
+    checkpoint: dict | None
+
+
+def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
+    """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
+    for path in (config.data.path, config.data.eval_path):
+        if path is not None:
+            list_files(path)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
+    # The plan of nothing: already it knows the planner, its options, and whether the heads go round.
+    planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
+    if config.resume:
+        checkpoint.check_identity(checkpoint.read_state(config), _settings(config, model))
+    else:
+        checkpoint.refuse_used(config)
+    return tokenizer, model
+
+
+def read_inputs(config: TrainConfig) -> Inputs:
+    """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
+    tokenizer, model = check(config)
+    dtype = TORCH_DTYPES[config.engine.dtype]
+    select_kernel(config.kernel, config.engine.device, dtype, **kernel_options(config, model))
+    train_data = _documents(config, config.data.path, tokenizer, model)
+    eval_data = None
+    if config.data.eval_path is not None and config.train.eval_every:
+        eval_data = _documents(config, config.data.eval_path, tokenizer, model)
+    identity = {**_settings(config, model), "data.path": _content(train_data)}
+    state = None
+    if config.resume:
+        state = checkpoint.read_state(config)
+        checkpoint.check_identity(state, identity)
+    return Inputs(model, train_data, eval_data, identity, state)
+
+
+def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:
+    """Everything of a micro-batch's problem but its layout."""
+    heads = HeadShape(model.num_q_heads, model.num_kv_heads, model.head_dim, config.engine.dtype)
+    topology = Topology(config.inter_sp, config.intra_sp)
+    preset = config.cluster.preset or ("cpu-gloo" if config.engine.device == "cpu" else "dgx-a100")
+    problem = Problem(
+        Layout.from_lengths([]),
+        heads,
+        topology,
+        ((Mask(), model.num_layers),),
+        Cluster.preset(preset).starting_at(dp_rank * topology.num_ranks, config.cluster.ranks_per_node),
+        None,
+        config.arena_multiple,
+        config.wire_dtype,
+    )
+    return PlanningSetup(problem, config.planner.name, dict(config.planner.options), config.verify)
+
+
+def kernel_options(config: TrainConfig, model: ModelConfig) -> dict:
+    """What the attention kernel is asked for beside device and dtype."""
+    # On CPUs partial outputs in float32 cost nothing and keep bf16's error that of one device.
+    return {"head_dim": model.head_dim, "output": "float32" if config.engine.device == "cpu" else "native"}
+
+
+def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
+    store = tokenise_documents(JsonLines(path), tokenizer, model.vocab_size)
+    check_packing(store.lengths, config.data.pack_tokens, config.data.packing)
+    return store
+
+
+def _settings(config: TrainConfig, model: ModelConfig) -> dict:
+    """Settings that a run keeps to its end, by name."""
+    settings = {}
+    for name in _FIXED:
+        value = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        settings[name] = value
+    shape = dataclasses.asdict(model)
+    return settings | {f"model.{key}": value for key, value in shape.items() if key not in _FREE_OF_MODEL}
+
+
+def _content(data: DocumentStore) -> str:
+    """Describe data by what it holds, not by its path: it may move as long as it stays what it was."""
+    digest = hashlib.sha256(data.tokens.tobytes())
+    digest.update(data.starts.tobytes())
+    return f"{len(data.ids)} documents, {len(data.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"

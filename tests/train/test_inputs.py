@@ -1,0 +1,152 @@
+"""What a user can get wrong is refused by one paragraph before any rank waits for another."""
+
+import json
+
+import pytest
+
+from hsap.train import checkpoint
+from hsap.train.inputs import check, read_inputs
+from tests.parity import REPOSITORY, SMALL_MODEL
+from tests.parity.rank import configure
+
+
+def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5]},)):
+    path = folder / "data.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    usual = {
+        "data.path": path,
+        "data.eval_path": "null",
+        "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
+        "data.pack_tokens": 16,
+        "train.packs_per_step": 4,
+        "out": folder / "out",
+        **SMALL_MODEL,
+    }
+    return configure([*(f"{key}={value}" for key, value in usual.items()), *arguments], world_size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["planner=unheard_of"], "unknown name 'unheard_of'; known planners are ring, "),
+        (["planner.balanced=area"], "planner sap: unknown option 'balanced'; it takes balance, "),
+        (["planner.balance=luck"], "balance='luck'; choose area"),
+        (["data.tokenizer=nowhere.json"], "tokenizer nowhere.json doesn't exist; set data.tokenizer"),
+        (["data.path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path"),
+        (["data.eval_path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path (or data.eval_path)"),
+        (["model.vocab_size=300"], "model.vocab_size is 300, but the tokenizer has "),
+        (["model.num_kv_heads=3"], "model.num_kv_heads is 3, which does not divide"),
+        (["model.depth=3"], "model.depth is not a field"),
+        (["cluster.preset=abacus"], "unknown preset 'abacus'; known ones are dgx-a100"),
+        (["resume=true"], "has no checkpoint; set out= to the run's directory"),
+    ],
+)
+def test_refused_without_reading_data(tmp_path, arguments, told):
+    with pytest.raises(ValueError) as error:
+        check(configuration(tmp_path, *arguments))
+    assert told in str(error.value)
+
+
+def test_more_intra_ranks_than_heads_lists_the_legal_degrees(tmp_path):
+    with pytest.raises(ValueError, match=r"intra_sp=9 is more than the 8 query heads.*legal degrees are 1, 2, .*, 8;"):
+        check(configuration(tmp_path, "+topology=1x9", world_size=9))
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("engine.dtype=fp8", "engine.dtype=fp8: expected one of fp32, bf16"),
+        ("engine.zero_stage=4", "engine.zero_stage=4: expected one of 0, 1, 2, 3"),
+        ("train.packs_per_step=3", "train.packs_per_step=3 doesn't divide over dp=2"),
+    ],
+)
+def test_refused_by_the_configuration_alone(tmp_path, argument, told):
+    with pytest.raises(ValueError) as error:
+        configuration(tmp_path, "+topology=1x1", argument, world_size=2)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"tokens": [2, 3]}, '{"tokens": [2, 3'], "data.jsonl:2: not valid JSON"),
+        ([{"tokens": [2, 3]}, {"tokens": [5, 2048]}], "data.jsonl:2: token 1 of the document has id 2048, outside"),
+        ([{"tokens": [-1]}], "data.jsonl:1: token 0 of the document has id -1, outside"),
+        ([{"words": "a"}], "data.jsonl:1: the row has none of the fields"),
+        ([{"text": ""}], "holds no document: 1 file(s) read, 1 document(s) without text"),
+        ([], "holds no document"),
+    ],
+)
+def test_refused_data_names_file_and_line(tmp_path, rows, told):
+    with pytest.raises(ValueError) as error:
+        read_inputs(configuration(tmp_path, rows=rows))
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [("flash_attn", "kernel flash_attn lacks device cpu"), ("unheard_of", "there is no kernel 'unheard_of'")],
+)
+def test_a_kernel_that_can_not_do_it_is_refused(tmp_path, kernel, told):
+    with pytest.raises(ValueError) as error:
+        read_inputs(configuration(tmp_path, f"kernel={kernel}"))
+    assert told in str(error.value)
+
+
+def save_state(config, step=10):
+    """Leave what a checkpoint of this configuration would, without DeepSpeed's files."""
+    folder = checkpoint.folder(config) / f"step{step}"
+    folder.mkdir(parents=True)
+    state = {"step": step, "cursor": None, "topology": config.topology, "identity": read_inputs(config).identity}
+    (folder / checkpoint.STATE).write_text(json.dumps(state))
+    (folder.parent / checkpoint.LATEST).write_text(folder.name)
+
+
+CHANGES = [
+    (["train.seed=7"], "train.seed was 1234, now 7"),
+    (["train.packs_per_step=8"], "train.packs_per_step was 4, now 8"),
+    (["data.pack_tokens=32"], "data.pack_tokens was 16, now 32"),
+    (["data.packing=concat"], "data.packing was best_fit, now concat"),
+    (["engine.zero_stage=3"], "engine.zero_stage was 1, now 3"),
+    (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
+    (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
+]
+
+
+def test_a_resumed_run_may_change_only_what_does_not_matter(tmp_path):
+    save_state(configuration(tmp_path))
+    for arguments, told in CHANGES:
+        with pytest.raises(ValueError) as error:
+            check(configuration(tmp_path, "resume=true", *arguments))
+        assert "belongs to another run: " in str(error.value) and told in str(error.value)
+    with pytest.raises(ValueError, match="world_size was 1, now 2"):
+        check(configuration(tmp_path, "resume=true", "+topology=2x1", world_size=2))
+    free = ["optim.lr=1.0e-4", "train.micro_packs=2", "planner=ring", "model.loss_chunk_tokens=7", "train.steps=11"]
+    assert read_inputs(configuration(tmp_path, "resume=true", *free)).checkpoint["step"] == 10
+
+
+def test_a_resumed_run_must_see_the_same_data_but_it_may_lie_elsewhere(tmp_path):
+    save_state(configuration(tmp_path))
+    with pytest.raises(ValueError, match=r"data\.path was 1 documents, 4 tokens, .*, now 1 documents, 4 tokens, "):
+        read_inputs(configuration(tmp_path, "resume=true", rows=[{"tokens": [2, 3, 4, 6]}]))
+    config = configuration(tmp_path, "resume=true", f"data.path={tmp_path / 'moved.jsonl'}")
+    (tmp_path / "data.jsonl").rename(tmp_path / "moved.jsonl")
+    assert read_inputs(config).checkpoint["step"] == 10
+
+
+def test_a_checkpoint_beyond_the_last_step_or_damaged_is_refused(tmp_path):
+    config = configuration(tmp_path)
+    save_state(config)
+    with pytest.raises(ValueError, match=r"is of step 10, but train\.steps=9"):
+        check(configuration(tmp_path, "resume=true", "train.steps=9"))
+    (checkpoint.folder(config) / "step10" / checkpoint.STATE).write_text("{")
+    with pytest.raises(ValueError, match=r"latest names a checkpoint whose .*hsap\.json can't be read"):
+        check(configuration(tmp_path, "resume=true"))
+
+
+def test_a_new_run_does_not_overwrite_checkpoints(tmp_path):
+    config = configuration(tmp_path)
+    check(config)
+    save_state(config)
+    with pytest.raises(ValueError, match=r"holds the checkpoints of a run \(step10\); set resume=true"):
+        check(config)
