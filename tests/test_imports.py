@@ -13,7 +13,6 @@ MAY_IMPORT = {
     "compiler": {"ir"},
     "planners": {"ir"},
     "verify": {"ir"},
-    "sim": {"ir"},
     "runtime": {"ir"},
     "api": {"ir", "compiler", "planners"},
     "models": {"ir"},

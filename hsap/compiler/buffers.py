@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hsap.ir.effects import live_ranges
+from hsap.ir.effects import live_ranges, touches
 from hsap.ir.precision import aligned
 from hsap.ir.program import NONE, Programs, Space
 from hsap.ir.sort import order_of
@@ -22,7 +22,7 @@ def place_buffers(programs: Programs) -> Programs:
     Instruction indices rise over all ranks, so that buffers of two ranks are never alive together: one walk serves all.
     """
     buffers = programs.buffers
-    first, last = live_ranges(programs)
+    first, last = live_ranges(touches(programs), programs)
     index = np.flatnonzero(buffers.space == Space.ARENA)
     index = index[order_of(first[index])]
     offset = np.full(len(buffers), NONE, np.int64)

@@ -17,7 +17,7 @@ from hsap.ir.precision import Precision, buffer_bytes, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import NONE, Buffers, Op, Programs, Role, Space, typed
 from hsap.ir.reshard import scratch_bytes
-from hsap.ir.span import ranges, take_rows
+from hsap.ir.span import ranges, row_starts, take_rows
 
 
 def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,7 +90,7 @@ def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
     table = np.zeros((problem.topology.intra_sp, num_groups + 1, 4), np.int64)
     for j, share in enumerate(problem.heads.shares(problem.topology.intra_sp)):
         runs = [*problem.heads.groups(share, num_groups), HeadRun(0, share.q_count, 0, share.kv_count)]
-        table[j] = [[r.q_first, r.q_count, r.kv_first, r.kv_count] for r in runs]
+        table[j] = runs
     return table
 
 
@@ -107,11 +107,10 @@ def _buffers(problem, shards, table, rank, offsets, rows, heads, direction) -> B
     own &= intra > 1
     home = np.where(own[:, None], rank_rows[rank], column_rows[rank // intra])
     held = np.where(table["shard"][:, None] >= 0, _shard_rows(shards, table["shard"]), home)
-    all_heads = [0, problem.heads.num_q_heads, 0, problem.heads.num_kv_heads]
-    held_heads = np.where(own[:, None], all_heads, heads[rank % intra, table["group"]])
+    held_heads = np.where(own[:, None], problem.heads.all_heads, heads[rank % intra, table["group"]])
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
     row, stat = row_bytes(precision, table["role"], table["space"], table["acc"], held_heads, problem.heads.head_dim)
-    ends = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    ends = row_starts(spans)
     num_rows = ends[held[:, 1]] - ends[held[:, 0]]
     return Buffers(
         offsets,
@@ -128,7 +127,7 @@ def _buffers(problem, shards, table, rank, offsets, rows, heads, direction) -> B
 def _with_scratch(problem, rows, buffers: Buffers, code, rank_of_code, buf) -> Buffers:
     """Size the scratch buffers of AllToAll, and strip them of rows and heads."""
     spans, _, rank_rows = rows
-    ends = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    ends = row_starts(spans)
     tokens = (ends[rank_rows[:, 1]] - ends[rank_rows[:, 0]]).reshape(-1, problem.topology.intra_sp)
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
     exchanges = np.flatnonzero(code["op"] == Op.ALL_TO_ALL)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hsap.ir.slice import area, cut
 from hsap.ir.sort import order_of
-from hsap.ir.span import coalesce
+from hsap.ir.span import coalesce, row_starts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Shards:
     @property
     def tokens(self) -> np.ndarray:
         """Tokens of each shard: int64 [num_shards]."""
-        ends = np.concatenate([[0], np.cumsum(self.spans[:, 1] - self.spans[:, 0])])
+        ends = row_starts(self.spans)
         return np.diff(ends[self.offsets])
 
     def of_rank(self, rank: int) -> tuple[int, int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from hsap.ir.plan import Plan
 from hsap.ir.precision import row_bytes
-from hsap.ir.program import OPERANDS, Access, Op, Programs, Space
+from hsap.ir.program import OPERANDS, Op, Programs, Space
 from hsap.ir.slice import area
+from hsap.ir.span import row_starts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,19 +61,13 @@ def wait_of(programs: Programs) -> np.ndarray:
     return out
 
 
-def live_ranges(programs: Programs) -> tuple[np.ndarray, np.ndarray]:
+def live_ranges(touched: Touches, programs: Programs) -> tuple[np.ndarray, np.ndarray]:
     """First and last instruction index at which each buffer must exist: int64 [num_buffers]; (n, -1) if untouched."""
-    touched = touches(programs)
     first = np.full(len(programs.buffers), len(programs), np.int64)
     last = np.full(len(programs.buffers), -1, np.int64)
     np.minimum.at(first, touched.buffer, touched.begin)
     np.maximum.at(last, touched.buffer, touched.end)
     return first, last
-
-
-def is_accumulator(access: np.ndarray) -> np.ndarray:
-    """Whether a touch folds into its buffer."""
-    return access == Access.ADD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +100,7 @@ def flows(plan: Plan, programs: Programs) -> Flows:
     buffers, held = programs.buffers, programs.buf[send, 0]
     kind = (buffers.role[held], buffers.space[held], buffers.acc[held])
     row, stat = row_bytes(plan.precision, *kind, programs.heads[send], plan.problem.heads.head_dim)
-    ends = np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
+    ends = row_starts(plan.spans)
     num_rows = ends[programs.rows[send, 1]] - ends[programs.rows[send, 0]]
     sent = np.stack([send, programs.rank[send], programs.peer[send].astype(np.int64), num_rows * (row + stat)])
     table = np.concatenate([sent, _exchanged(plan, programs)], axis=1)
@@ -119,7 +114,7 @@ def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
     intra = plan.problem.topology.intra_sp
     dst = src - src % intra + np.arange(intra)
     to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
-    shares = np.array([astuple(share) for share in plan.problem.heads.shares(intra)])
+    shares = np.array(plan.problem.heads.shares(intra))
     # Towards the column: own rows with the neighbour's heads. Back home: the neighbour's rows with own heads.
     heads = shares[np.where(to_column, dst, src) % intra]
     num_rows = plan.tokens_per_rank[np.where(to_column, src, dst)]

@@ -16,6 +16,7 @@ import numpy as np
 from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.plan import Plan
+from hsap.ir.schedule import Chart
 
 NOTHING = "·"
 NAMES = np.array(["B" if pattern == Pattern.OTHER else pattern.name for pattern in Pattern])
@@ -84,12 +85,12 @@ def chart_grids(plan: Plan, mask: int = 0, direction: int = 0) -> tuple[Grid, Gr
     """Say which InterSP rank computes every cell, and in which stage; several head groups are joined by `+`."""
     chart = plan.chart[mask][direction]
     num_shards = len(plan.shards)
-    key = chart[:, 0] * num_shards + chart[:, 1]
-    order = np.lexsort([chart[:, 2], key])
+    key = chart[:, Chart.Q_SHARD] * num_shards + chart[:, Chart.KV_SHARD]
+    order = np.lexsort([chart[:, Chart.GROUP], key])
     cells, first = np.unique(key[order], return_index=True)
     bounds = np.append(first, len(key))
     grids = []
-    for column in (3, 4):
+    for column in (Chart.RANK, Chart.STAGE):
         values = chart[order, column]
         if len(cells) == len(key):
             text = values.astype(str)

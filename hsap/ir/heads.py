@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one element; the names are the ones used everywhere (configs, plans, command line)."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRun:
+class HeadRun(NamedTuple):
     """Query heads [q_first, q_first + q_count) that share KV heads [kv_first, kv_first + kv_count) evenly, in order."""
 
     q_first: int
@@ -57,6 +57,11 @@ class HeadShape:
         except ValueError:
             raise ValueError(f"heads: can't read {text!r}; write query:KV:dimension, as in 8:2:128") from None
         return cls(q, kv, dim, dtype)
+
+    @property
+    def all_heads(self) -> HeadRun:
+        """Every head, as a run."""
+        return HeadRun(0, self.num_q_heads, 0, self.num_kv_heads)
 
     @property
     def group(self) -> int:

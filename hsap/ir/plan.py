@@ -16,7 +16,8 @@ from hsap.ir.mask import Mask
 from hsap.ir.precision import Precision
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
-from hsap.ir.schedule import DIRECTIONS
+from hsap.ir.schedule import DIRECTIONS, Chart
+from hsap.ir.span import row_starts
 
 MAGIC = b"hsap-plan-1\n"
 MAX_HEADER_BYTES = 1 << 28
@@ -29,7 +30,7 @@ class Plan:
     spans: int64 [n, 2], the span table that all `rows` point into. column_rows: int64 [inter_sp, 2] and rank_rows:
     int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row order.
     slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
-    chart[mask][direction]: int64 [n, 6], a row per block: query shard, KV shard, head group, InterSP rank, stage, area.
+    chart[mask][direction]: int64 [n, 6], a row per block (and head group), columns `Chart`.
     """
 
     problem: Problem
@@ -42,7 +43,7 @@ class Plan:
     slices: tuple[np.ndarray, ...]
     programs: tuple[tuple[Programs, Programs], ...]
     chart: tuple[tuple[np.ndarray, np.ndarray], ...]
-    _hash: list = field(default_factory=list)
+    _hash: list = field(default_factory=list, init=False, repr=False)
 
     @property
     def precision(self) -> Precision:
@@ -59,14 +60,14 @@ class Plan:
     @property
     def tokens_per_rank(self) -> np.ndarray:
         """Local rows of each rank: int64 [num_ranks]."""
-        ends = np.concatenate([[0], np.cumsum(self.spans[:, 1] - self.spans[:, 0])])
+        ends = row_starts(self.spans)
         return ends[self.rank_rows[:, 1]] - ends[self.rank_rows[:, 0]]
 
     def area_per_column(self, mask: int = 0, direction: int = 0) -> np.ndarray:
         """Visible pairs that each InterSP rank computes: int64 [inter_sp]."""
         chart = self.chart[mask][direction]
         work = np.zeros(self.problem.topology.inter_sp, np.int64)
-        np.add.at(work, chart[:, 4 - 1], chart[:, 5])
+        np.add.at(work, chart[:, Chart.RANK], chart[:, Chart.AREA])
         return work
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.heads import DTYPE_BYTES
-from hsap.ir.program import Role, Space
+from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Role, Space
 
 ALIGNMENT = 256
 """Bytes that every buffer in the arena starts on; the statistics behind the rows are aligned to it too."""
@@ -40,19 +40,24 @@ class Precision:
 
     def dtype_of(self, role: int, space: int, acc: bool) -> str:
         """Dtype name of a buffer's rows."""
-        if acc:
-            return self.acc
-        return self.wire if role in (Role.O, Role.DQ, Role.DKV) and space == Space.ARENA else self.io
+        return (self.io, self.wire, self.acc)[int(_width_class(role, space, acc))]
 
     def stat_dtype_of(self, acc: bool) -> str:
         """Dtype name of a buffer's lse and delta."""
         return "fp64" if acc else self.stat
 
 
+def _width_class(role, space, acc) -> np.ndarray:
+    """0: as the inputs, 1: as on the wire, 2: as an accumulator; vectorised over buffers."""
+    travels = np.isin(role, PARTIAL_ROLES) & (np.asarray(space) == Space.ARENA)
+    return np.where(acc, 2, np.where(travels, 1, 0))
+
+
 def elements_per_row(role: np.ndarray, heads: np.ndarray, head_dim: int) -> np.ndarray:
     """Count the elements of one row, statistics excluded. heads: [n, 4] as in `Programs`."""
-    is_kv = (role == Role.KV) | (role == Role.DKV)
-    return np.where(is_kv, 2 * heads[..., 3].astype(np.int64), heads[..., 1].astype(np.int64)) * head_dim
+    return (
+        np.where(np.isin(role, KV_ROLES), 2 * heads[..., 3].astype(np.int64), heads[..., 1].astype(np.int64)) * head_dim
+    )
 
 
 def stats_per_row(role: np.ndarray, heads: np.ndarray) -> np.ndarray:
@@ -62,12 +67,10 @@ def stats_per_row(role: np.ndarray, heads: np.ndarray) -> np.ndarray:
 
 def row_bytes(precision: Precision, role, space, acc, heads, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Give (bytes of a row's elements, bytes of its statistics), vectorised over buffers; no alignment."""
-    wide = np.asarray(acc, dtype=bool)
-    role, space = np.asarray(role), np.asarray(space)
-    partial = (role == Role.O) | (role == Role.DQ) | (role == Role.DKV)
-    narrow = np.where(partial & (space == Space.ARENA), DTYPE_BYTES[precision.wire], DTYPE_BYTES[precision.io])
-    size = np.where(wide, DTYPE_BYTES[precision.acc], narrow)
-    stat = np.where(wide, DTYPE_BYTES["fp64"], DTYPE_BYTES[precision.stat])
+    role = np.asarray(role)
+    sizes = np.array([DTYPE_BYTES[name] for name in (precision.io, precision.wire, precision.acc)])
+    size = sizes[_width_class(role, space, acc)]
+    stat = np.where(acc, DTYPE_BYTES[precision.stat_dtype_of(True)], DTYPE_BYTES[precision.stat_dtype_of(False)])
     return elements_per_row(role, heads, head_dim) * size, stats_per_row(role, heads) * stat
 
 

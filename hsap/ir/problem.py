@@ -46,10 +46,11 @@ class Topology:
 class Cluster:
     """The machines under one SP group. Rates in bytes/s one way per rank, times in seconds, FLOP/s per rank.
 
-    first_rank: place of the group's rank 0 inside its node (a group may start mid-node).
+    num_nodes: how many there are (None: as many as needed). first_rank: place of the group's rank 0 inside its node (a
+    group may start mid-node).
     """
 
-    name: str = "one-node"
+    name: str = "nodes-of-8"
     ranks_per_node: int = 8
     first_rank: int = 0
     intra_bytes_per_s: float = 250e9
@@ -57,15 +58,25 @@ class Cluster:
     intra_latency_s: float = 5e-6
     inter_latency_s: float = 10e-6
     flops_per_s: float = 200e12
+    num_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 1 or not 0 <= self.first_rank < self.ranks_per_node:
+            raise ValueError(
+                f"cluster {self.name}: ranks_per_node={self.ranks_per_node}, first_rank={self.first_rank}; a node has at "
+                "least one rank, and first_rank is a place inside it"
+            )
+        if self.num_nodes is not None and self.num_nodes < 1:
+            raise ValueError(
+                f"cluster {self.name}: {self.num_nodes} nodes; give at least 1, or None for as many as needed"
+            )
 
     @classmethod
     def preset(cls, name: str, nodes: int | None = None) -> Cluster:
-        """Give a cluster by name; `nodes` only checks that the name has that many (None: as many as needed)."""
+        """Give a cluster by name, of `nodes` nodes (None: as many as needed)."""
         if name not in PRESETS:
             raise ValueError(f"cluster: unknown preset {name!r}; known ones are {', '.join(PRESETS)}")
-        if nodes is not None and nodes < 1:
-            raise ValueError(f"cluster: {name} with {nodes} nodes; give at least 1")
-        return PRESETS[name]
+        return replace(PRESETS[name], num_nodes=nodes)
 
     def starting_at(self, rank: int, ranks_per_node: int | None = None) -> Cluster:
         """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""
@@ -119,6 +130,12 @@ class Problem:
         if self.wire_dtype is not None and self.wire_dtype not in DTYPE_BYTES:
             raise ValueError(f"problem: unknown wire_dtype {self.wire_dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
         self.heads.shares(self.topology.intra_sp)
+        nodes = int(self.node_of[-1]) + 1
+        if self.cluster.num_nodes is not None and nodes > self.cluster.num_nodes:
+            raise ValueError(
+                f"problem: topology {self.topology} spreads over {nodes} nodes of {self.cluster.ranks_per_node} ranks, "
+                f"cluster {self.cluster.name} has {self.cluster.num_nodes}; use fewer ranks or more nodes"
+            )
 
     @property
     def num_ranks(self) -> int:

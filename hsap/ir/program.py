@@ -42,6 +42,13 @@ class Role(IntEnum):
     DKV = 5
 
 
+KV_ROLES = (Role.KV, Role.DKV)
+"""Roles whose rows hold keys then values of KV heads; the others hold query heads."""
+
+PARTIAL_ROLES = (Role.O, Role.DQ, Role.DKV)
+"""Roles that are results: they may be spread over ranks as partial sums, and travel in the wire's dtype."""
+
+
 class Space(IntEnum):
     """Where a buffer lives."""
 
@@ -128,7 +135,7 @@ class Programs:
     op, role: int8 [n]. peer, round: int32 [n]. buf: int32 [n, 5] indices into `buffers`. rows: int32 [n, 2], range of
     the plan's span table that is moved. slices: int32 [n, 2], range of the mask's slice table that is attended.
     heads: int16 [n, 4], a `HeadRun` numbered within the column. NONE where an op has no such operand.
-    num_stages: compute stages; stage: int32 [n], for people and for the viewer, without meaning for execution.
+    stage: int32 [n], for people and for the viewer, without meaning for execution.
     """
 
     offsets: np.ndarray

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,7 +72,9 @@ def reshard(
     return Reshard(to_column, sends, receives, used)
 
 
-def scratch_bytes(role: Role, to_column: bool, heads: HeadShape, precision: Precision, tokens: np.ndarray) -> np.ndarray:
+def scratch_bytes(
+    role: Role, to_column: bool, heads: HeadShape, precision: Precision, tokens: np.ndarray
+) -> np.ndarray:
     """Size the scratch buffers of many ranks at once, as `reshard` lays them out: int64, shaped as `tokens`.
 
     tokens: int64 [num_groups, intra_sp], rows of each rank.
@@ -88,7 +90,7 @@ def scratch_bytes(role: Role, to_column: bool, heads: HeadShape, precision: Prec
 
 def _share_bytes(role: Role, heads: HeadShape, precision: Precision, intra_sp: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of a row's elements and of its statistics, for the heads of each intra rank: int64 [intra_sp] each."""
-    shares = np.array([astuple(share) for share in heads.shares(intra_sp)])
+    shares = np.array(heads.shares(intra_sp))
     return row_bytes(precision, role, Space.ARENA, False, shares, heads.head_dim)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -77,6 +78,17 @@ class Strategy:
     forward: tuple[Schedule, ...]
     backward: tuple[Schedule, ...]
     num_groups: int = 1
+
+
+class Chart(IntEnum):
+    """Columns of a plan's chart: a row per block of one mask and direction."""
+
+    Q_SHARD = 0
+    KV_SHARD = 1
+    GROUP = 2
+    RANK = 3
+    STAGE = 4
+    AREA = 5
 
 
 INPUTS = {"forward": (Role.Q, Role.KV), "backward": (Role.Q, Role.KV, Role.DO)}

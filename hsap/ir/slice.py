@@ -95,14 +95,6 @@ def kinds(table: np.ndarray) -> np.ndarray:
     return (cut_above * Kind.CAUSAL + cut_below * Kind.INV_CAUSAL).astype(np.int8)
 
 
-def intersect(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersect slices row by row: int64 [n, 6], not canonical, empty where they don't meet."""
-    out = np.empty_like(a)
-    out[:, 0::2] = np.maximum(a[:, 0::2], b[:, 0::2])
-    out[:, 1::2] = np.minimum(a[:, 1::2], b[:, 1::2])
-    return out
-
-
 def cut(table: np.ndarray, q_spans: np.ndarray, k_spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut every slice by a grid of query spans and key spans.
 

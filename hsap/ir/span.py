@@ -5,23 +5,12 @@ A *span table* is such an array in which order matters (it is a row order); a *s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 
-def spans(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Make a span table from (start, stop) pairs: int64 [n, 2]."""
-    table = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-    if (table[:, 0] > table[:, 1]).any():
-        bad = table[table[:, 0] > table[:, 1]][0]
-        raise ValueError(f"span ({bad[0]}, {bad[1]}) ends before it starts; give (start, stop) with start <= stop")
-    return table
-
-
-def num_tokens(table: np.ndarray) -> int:
-    """Count the tokens of a span table."""
-    return int((table[:, 1] - table[:, 0]).sum())
+def row_starts(table: np.ndarray) -> np.ndarray:
+    """Rows before each span in row order, and at last all of them: int64 [n + 1]."""
+    return np.concatenate([[0], np.cumsum(table[:, 1] - table[:, 0])])
 
 
 def coalesce(table: np.ndarray) -> np.ndarray:

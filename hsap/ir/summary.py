@@ -7,7 +7,7 @@ import numpy as np
 from hsap.ir.effects import attended_pairs, flows
 from hsap.ir.plan import Plan
 from hsap.ir.program import Programs
-from hsap.ir.schedule import DIRECTIONS
+from hsap.ir.schedule import DIRECTIONS, Chart
 
 
 def summary(plan: Plan) -> dict:
@@ -50,7 +50,7 @@ def _mask(plan: Plan, mask: int) -> dict:
     programs = plan.programs[mask][0]
     pairs = np.zeros(plan.num_ranks, np.int64)
     np.add.at(pairs, programs.rank, attended_pairs(programs, plan.slices[mask]))
-    stages = max(int(chart[:, 4].max(initial=-1)) + 1 for chart in plan.chart[mask])
+    stages = max(int(chart[:, Chart.STAGE].max(initial=-1)) + 1 for chart in plan.chart[mask])
     out = {"area_per_rank": [_plain(a) for a in pairs / heads], "stages": stages}
     return out | {name: _traffic(plan, plan.programs[mask][i]) for i, name in enumerate(DIRECTIONS)}
 

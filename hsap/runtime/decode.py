@@ -16,12 +16,13 @@ from hsap.ir.effects import touches
 from hsap.ir.heads import HeadRun
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
-from hsap.ir.program import Buffers, Instruction, Op, Programs, Role, Space
+from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Space
 from hsap.ir.reshard import Reshard, reshard
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
+from hsap.ir.span import row_starts
 from hsap.runtime.kernels import Kernel, Work
 from hsap.runtime.kernels.merge import merge, reset
-from hsap.runtime.memory import Memory, View, row_starts
+from hsap.runtime.memory import Memory, View
 from hsap.runtime.resharding import all_to_all
 from hsap.runtime.transport import Transport
 
@@ -50,7 +51,7 @@ class Decoder:
         self.memory = Memory(plan, self.programs, rank, precision, arena, device)
         self.in_arena = arena is not None
         self.kernel, self.precision, self.device = kernel, precision, device
-        self.starts = row_starts(plan)
+        self.starts = row_starts(plan.spans)
         self.scale = plan.problem.heads.head_dim**-0.5
         intra = plan.problem.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
@@ -202,14 +203,14 @@ class Decoder:
         out = []
         for buffer in instruction.buf:
             q, kv = self._heads(buffer, instruction.heads)
-            out.append(kv if self.buffers.role[buffer] in (Role.KV, Role.DKV) else q)
+            out.append(kv if self.buffers.role[buffer] in KV_ROLES else q)
         return out
 
     def _fold(self, instruction: Instruction) -> Step:
         """Merge, Sum and Copy: rows and heads of one buffer into another."""
         (src, src_row, n), (dst, dst_row, _) = (self._rows(b, instruction.rows) for b in instruction.buf)
         src_heads, dst_heads = self._operand_heads(instruction)
-        is_kv = instruction.role in (Role.KV, Role.DKV)
+        is_kv = instruction.role in KV_ROLES
         op = instruction.op
 
         def step(views: list[View], _: Transport) -> None:

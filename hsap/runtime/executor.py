@@ -69,11 +69,6 @@ class Executor:
         """Gradients (dq, dk, dv) of the rank's own rows for do: [T, H, D]."""
         return finish(self._machine.backward(do, kept, mask))
 
-    @property
-    def at(self) -> str:
-        """The instruction that this rank is executing, for messages about hangs."""
-        return self._machine.at
-
     def _check(self, q: Tensor) -> None:
         if len(q) != self.num_tokens:
             raise ValueError(

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision, aligned
-from hsap.ir.program import Buffers, Programs, Role, Space
+from hsap.ir.program import KV_ROLES, Buffers, Programs, Role, Space
+from hsap.ir.span import row_starts
 
 TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -50,15 +51,10 @@ class Arena:
         return self.bytes
 
 
-def row_starts(plan: Plan) -> np.ndarray:
-    """Tokens before each entry of the span table: int64 [num_spans + 1]."""
-    return np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
-
-
 def row_shapes(role: int, num_rows: int, heads: np.ndarray, head_dim: int) -> tuple[tuple, tuple | None]:
     """Shapes of a buffer's rows and statistics (None without)."""
     q_count, kv_count = int(heads[1]), int(heads[3])
-    if role in (Role.KV, Role.DKV):
+    if role in KV_ROLES:
         return (num_rows, 2, kv_count, head_dim), None
     stats = {Role.O: (num_rows, q_count), Role.DO: (num_rows, 2, q_count)}.get(Role(role))
     return (num_rows, q_count, head_dim), stats
@@ -77,7 +73,7 @@ class Memory:
         buffers = programs.buffers
         self.first, stop = int(buffers.offsets[rank]), int(buffers.offsets[rank + 1])
         self.device, self.precision, self.head_dim = device, precision, plan.problem.heads.head_dim
-        starts = row_starts(plan)
+        starts = row_starts(plan.spans)
         lo, hi = np.maximum(buffers.rows[self.first : stop].T, 0)
         self.num_rows = (starts[hi] - starts[lo]).tolist()
         self.views: list[View | None] = [None] * (stop - self.first)

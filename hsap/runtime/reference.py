@@ -1,7 +1,7 @@
 """Reference: a plan's answer with all ranks in one process, in any dtype.
 
 Ranks take turns; one goes on until it waits for a message that nobody has started yet. Nothing is buffered on the
-way, so a plan that runs here runs under the strictest rules of a real transport.
+way. Whether a plan also keeps the order that a real transport wants is the verifier's to judge, not this one's.
 """
 
 from __future__ import annotations

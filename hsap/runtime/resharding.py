@@ -6,7 +6,7 @@ import torch
 
 from hsap.ir.heads import HeadRun
 from hsap.ir.precision import Precision, aligned
-from hsap.ir.program import Instruction, Role, Space
+from hsap.ir.program import KV_ROLES, Instruction, Role, Space
 from hsap.ir.reshard import Piece, Reshard
 from hsap.runtime.memory import TORCH_DTYPES, View, row_shapes, view_at
 from hsap.runtime.transport import Transport
@@ -89,14 +89,13 @@ def _select(view: View, piece: Piece, role: Role, share: HeadRun, to_column: boo
 
 
 def _heads(view: View, heads: HeadRun, role: Role) -> View:
-    if role in (Role.KV, Role.DKV):
+    if role in KV_ROLES:
         return View(view.rows[:, :, heads.kv])
     return View(view.rows[:, heads.q], None if view.stats is None else view.stats[..., heads.q])
 
 
 def _scratch(scratch: View, piece: Piece, role: Role, head_dim: int, dtype, stat) -> View:
-    heads = [piece.heads.q_first, piece.heads.q_count, piece.heads.kv_first, piece.heads.kv_count]
-    rows_shape, stats_shape = row_shapes(role, piece.num_rows, heads, head_dim)
+    rows_shape, stats_shape = row_shapes(role, piece.num_rows, piece.heads, head_dim)
     rows, end = view_at(scratch.rows, piece.offset, dtype, rows_shape)
     return View(rows, None if stats_shape is None else view_at(scratch.rows, aligned(end), stat, stats_shape)[0])
 

@@ -1,7 +1,7 @@
 """Transports: how a round's messages get from rank to rank.
 
 `Distributed` uses torch.distributed (NCCL or gloo), one process a rank. `Mailbox` moves them between ranks that live
-in one process; it holds no message back and buffers none, so a program that passes needs no hidden buffering.
+in one process; it buffers none, so a program that passes needs no hidden buffering.
 """
 
 from __future__ import annotations

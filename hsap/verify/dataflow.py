@@ -12,13 +12,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hsap.ir.program import Access, Op, Role, Space
+from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import area, cut
 from hsap.verify.fingerprint import PairWeights, prefix, random_weights
 from hsap.verify.stream import Found, Stream, at, at_buffers
 from hsap.verify.structure import distinct_ranges, share_table
-
-_PARTIAL = (Role.O, Role.DQ, Role.DKV)
 
 
 def pairs(s: Stream) -> Iterator[Found]:
@@ -123,7 +121,7 @@ class _Cover:
 
     def _weigh(self, rows, heads, role) -> tuple[np.ndarray, np.ndarray]:
         """Weight and area of rectangles, both modulo 2^64: uint64 [n] and int64 [n]."""
-        is_kv = (role == Role.KV) | (role == Role.DKV)
+        is_kv = np.isin(role, KV_ROLES)
         first = np.where(is_kv, heads[:, 2], heads[:, 0]).astype(np.int64)
         count = np.where(is_kv, heads[:, 3], heads[:, 1]).astype(np.int64)
         weight = (self.spans[rows[:, 1]] - self.spans[rows[:, 0]]) * (self.heads[first + count] - self.heads[first])
@@ -156,7 +154,7 @@ def moved_once(s: Stream) -> Iterator[Found]:
     must &= (b.space != Space.INPUT) & ~b.acc & ~scratch
     bad = cover.broken(writes, np.flatnonzero(must))
     yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} isn't written exactly once in all its rows and heads")
-    partial = np.isin(b.role, _PARTIAL) & (b.space == Space.ARENA)
+    partial = np.isin(b.role, PARTIAL_ROLES) & (b.space == Space.ARENA)
     reads = np.flatnonzero((t.access == Access.READ) & partial[t.buffer])
     bad = cover.broken(reads, np.flatnonzero(partial & touched))
     say = "{} holds a partial result that isn't passed on exactly once in all its rows and heads"

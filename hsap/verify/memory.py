@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hsap.ir.effects import live_ranges
 from hsap.ir.problem import arena_capacity
 from hsap.ir.program import Space
 from hsap.ir.span import ranges
@@ -29,10 +30,8 @@ def fits(s: Stream) -> Iterator[Found]:
 
 def apart(s: Stream) -> Iterator[Found]:
     """Buffers alive together don't overlap; a buffer lives from its first touch to its last, waits included."""
-    b, n = s.buffers, len(s.programs)
-    first, last = np.full(len(b), n), np.full(len(b), -1)
-    np.minimum.at(first, s.touched.buffer, s.touched.begin)
-    np.maximum.at(last, s.touched.buffer, s.touched.end)
+    b = s.buffers
+    first, last = live_ranges(s.touched, s.programs)
     index = np.flatnonzero((b.space == Space.ARENA) & (b.num_bytes > 0) & (last >= 0))
     # Instruction indices rise over all ranks, so that buffers of two ranks are never alive together.
     index = index[np.argsort(first[index], kind="stable")]

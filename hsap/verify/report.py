@@ -34,7 +34,7 @@ RANKS_AROUND = 4
 class Fault:
     """One broken rule.
 
-    rule: `file.name` of the rule. mask, direction: which program ("forward", "backward"), None where it is the whole
+    rule: `family.name` of the rule. mask, direction: which program ("forward", "backward"), None where it is the whole
     plan's. rank: where. instruction: index in that rank's stream. None where there is no such place.
     """
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.precision import ALIGNMENT, aligned, buffer_bytes, row_bytes
-from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
+from hsap.ir.program import KV_ROLES, NONE, OPERANDS, PARTIAL_ROLES, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS
 from hsap.ir.sort import distinct
+from hsap.ir.span import row_starts
 from hsap.verify.stream import Found, Stream, at, at_buffers
 
 _NUM_OPERANDS = np.array([len(OPERANDS[op]) for op in Op])
@@ -156,8 +157,7 @@ def held(s: Stream) -> Iterator[Found]:
     share = share_table(s)[s.buffer_rank % intra]
     whole = np.stack([np.zeros_like(share[:, 0]), share[:, 1], np.zeros_like(share[:, 0]), share[:, 3]], axis=1)
     column = (rows == plan.column_rows[s.buffer_rank // intra]).all(axis=1) & (b.heads == whole).all(axis=1)
-    all_heads = [0, p.heads.num_q_heads, 0, p.heads.num_kv_heads]
-    own = (rows == plan.rank_rows[s.buffer_rank]).all(axis=1) & (b.heads == all_heads).all(axis=1)
+    own = (rows == plan.rank_rows[s.buffer_rank]).all(axis=1) & (b.heads == p.heads.all_heads).all(axis=1)
     if intra > 1:
         sound = np.where(outer, own, sound)
     sound = np.where((b.space != Space.ARENA) & ~(outer & (intra > 1)), column, sound)
@@ -169,7 +169,7 @@ def held(s: Stream) -> Iterator[Found]:
 def share_table(s: Stream) -> np.ndarray:
     """Head share of each intra index: int64 [intra_sp, 4], a `HeadRun` over all heads."""
     shares = s.plan.problem.heads.shares(s.plan.problem.topology.intra_sp)
-    return np.array([[r.q_first, r.q_count, r.kv_first, r.kv_count] for r in shares], np.int64)
+    return np.array(shares, np.int64)
 
 
 def heads_sound(s: Stream, heads: np.ndarray, rank: np.ndarray) -> np.ndarray:
@@ -190,7 +190,7 @@ def sizes(s: Stream) -> Iterator[Found]:
     """A buffer's bytes are what its rows, heads and dtype take; offsets are there and aligned just in the arena."""
     b, plan = s.buffers, s.plan
     row, stat = row_bytes(plan.precision, b.role, b.space, b.acc, b.heads, plan.problem.heads.head_dim)
-    ends = np.concatenate([[0], np.cumsum(plan.spans[:, 1] - plan.spans[:, 0])])
+    ends = row_starts(plan.spans)
     scratch = b.role == Role.NONE
     rows = np.where(scratch[:, None], 0, b.rows)
     wanted = buffer_bytes(ends[rows[:, 1]] - ends[rows[:, 0]], row, stat)
@@ -322,10 +322,10 @@ def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.nda
     """
     plan, intra = s.plan, s.plan.problem.topology.intra_sp
     shares, tokens, home = share_table(s), plan.tokens_per_rank, rank - rank % intra
-    dim, partial = plan.problem.heads.head_dim, np.isin(role, (Role.O, Role.DQ, Role.DKV))
+    dim, partial = plan.problem.heads.head_dim, np.isin(role, PARTIAL_ROLES)
     element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])
     stats = (1 * (role == Role.O) + 2 * (role == Role.DO)) * DTYPE_BYTES[plan.precision.stat]
-    is_kv = np.isin(role, (Role.KV, Role.DKV))
+    is_kv = np.isin(role, KV_ROLES)
 
     def bytes_of(rows: np.ndarray, q_heads: np.ndarray, kv_heads: np.ndarray) -> np.ndarray:
         """Bytes of pieces with a row of the table for each AllToAll and a column for each neighbour."""

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hsap.ir import slice as sl
-from hsap.ir.span import spans
 
 SIZE = 14
 
@@ -22,7 +21,7 @@ def random_slice(draw):
 @st.composite
 def span_set(draw):
     cuts = sorted(draw(st.sets(st.integers(1, SIZE - 1), max_size=5)))
-    return spans(zip([0, *cuts], [*cuts, SIZE], strict=True))
+    return np.array(list(zip([0, *cuts], [*cuts, SIZE], strict=True)))
 
 
 @given(random_slice())
@@ -57,13 +56,6 @@ def test_cut_partitions_the_pairs(row, q_spans, k_spans):
     assert (sl.area(pieces) > 0).all()
     assert (pieces[:, sl.Q0] >= q_spans[q_index, 0]).all() and (pieces[:, sl.Q1] <= q_spans[q_index, 1]).all()
     assert (pieces[:, sl.K0] >= k_spans[k_index, 0]).all() and (pieces[:, sl.K1] <= k_spans[k_index, 1]).all()
-
-
-@given(random_slice(), random_slice())
-def test_intersection_is_the_pairs_of_both(a, b):
-    both = sl.intersect(sl.slices([a]), sl.slices([b]))
-    want = sl.dense(sl.slices([a]), SIZE) * sl.dense(sl.slices([b]), SIZE)
-    assert (sl.dense(sl.canonical(both), SIZE) == want).all()
 
 
 @given(random_slice())

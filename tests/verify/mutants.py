@@ -16,7 +16,7 @@ def with_program(plan: Plan, mask: int, direction: int, programs: Programs) -> P
     """Put a changed program into a plan."""
     pairs = [list(pair) for pair in plan.programs]
     pairs[mask][direction] = programs
-    return replace(plan, programs=tuple(tuple(pair) for pair in pairs), _hash=[])
+    return replace(plan, programs=tuple(tuple(pair) for pair in pairs))
 
 
 def with_column(p: Programs, name: str, index, value) -> Programs:
@@ -213,7 +213,7 @@ def edit_slice(random: Random, plan: Plan) -> Plan | None:
         table[i] = table[random.integers(len(table))]
     else:
         table[i, random.integers(6)] += random.choice([-1, 1])
-    return replace(plan, slices=(*plan.slices[:m], table, *plan.slices[m + 1 :]), _hash=[])
+    return replace(plan, slices=(*plan.slices[:m], table, *plan.slices[m + 1 :]))
 
 
 def edit_placement(random: Random, plan: Plan) -> Plan | None:
@@ -223,7 +223,7 @@ def edit_placement(random: Random, plan: Plan) -> Plan | None:
     if not len(column):
         return None
     column[random.integers(len(column)), random.integers(2)] += random.choice([-1, 1])
-    return replace(plan, **{name: column}, _hash=[])
+    return replace(plan, **{name: column})
 
 
 PLAN_MUTATIONS = (edit_slice, edit_placement)
@@ -269,10 +269,10 @@ def corrupt(plan: Plan, seed: int) -> Plan:
     elif column.size:
         column.view(np.uint8)[random.integers(len(column))] = 7
     if owner is plan:
-        return replace(plan, **{name: column}, _hash=[])
+        return replace(plan, **{name: column})
     changed = replace(owner, **{name: column})
     if owner is plan.shards:
-        return replace(plan, shards=changed, _hash=[])
+        return replace(plan, shards=changed)
     if isinstance(owner, Buffers):
         changed = replace(programs, buffers=changed)
     return with_program(plan, mask, direction, changed)

@@ -153,7 +153,7 @@ def test_a_slice_table_that_misses_or_repeats_a_pair_is_rejected():
         for step in (-1, 1):
             changed = table.copy()
             changed[i, column] += step
-            report = verify(replace(plan, slices=(changed,), _hash=[]))
+            report = verify(replace(plan, slices=(changed,)))
             assert rules(report.errors) & {"structure.slice_tables", "dataflow.pairs", "structure.attended"}
 
 
@@ -161,7 +161,7 @@ def test_the_same_area_with_other_pairs_is_rejected():
     plan = small("1x1", (6, 6), "ring")
     table = plan.slices[0].copy()
     table[1] = table[0]  # equal documents: the first one's pairs twice, none of the second's
-    faults = verify(replace(plan, slices=(table,), _hash=[])).errors
+    faults = verify(replace(plan, slices=(table,))).errors
     assert any("is there twice" in f.message for f in faults if f.rule == "dataflow.pairs")
 
 
@@ -232,7 +232,7 @@ def test_a_plan_beyond_the_arena_is_rejected():
     need, tokens = int(plan.arena_bytes().max()), int(plan.tokens_per_rank.max())
     unit = arena_capacity(replace(plan.problem, arena_multiple=1.0), tokens)
     for multiple, ok in ((need / unit * 1.01, True), (need / unit * 0.9, False), (0, False)):
-        report = verify(replace(plan, problem=replace(plan.problem, arena_multiple=multiple), _hash=[]))
+        report = verify(replace(plan, problem=replace(plan.problem, arena_multiple=multiple)))
         assert report.ok == ok
         assert rules(report.errors) == (set() if ok else {"memory.fits"})
 
@@ -252,7 +252,7 @@ def test_a_plan_beyond_the_arena_is_rejected():
 )
 def test_a_hostile_problem_is_refused_before_anything_is_allocated(change, word):
     plan = small()
-    report = verify(replace(plan, problem=replace(plan.problem, **change), _hash=[]))
+    report = verify(replace(plan, problem=replace(plan.problem, **change)))
     (fault,) = report.errors
     assert word in fault.message
     assert fault.rank is None

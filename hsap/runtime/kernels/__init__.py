@@ -1,16 +1,14 @@
 """Attention kernels behind one interface: `select_kernel` picks one, `Kernel` says what it does."""
 
 from hsap.runtime.kernels.delta import row_delta
-from hsap.runtime.kernels.merge import LSE_DTYPE, accumulator_dtype, merge, reset
+from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.kernels.select import select_kernel
 from hsap.runtime.kernels.work import HeadRun, Kernel, Work
 
 __all__ = [
-    "LSE_DTYPE",
     "HeadRun",
     "Kernel",
     "Work",
-    "accumulator_dtype",
     "merge",
     "reset",
     "row_delta",

@@ -9,15 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LSE_DTYPE = torch.float64
-"""The dtype of an accumulator's lse. Its rounding errors add up over merges and enter every gradient; at float32 they
-would double its error over 16 merges, and it's small beside o: one number a row and head."""
-
-
-def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Choose the dtype in which partial o, dq, dkv of inputs of `dtype` are summed: one step wider, at most float64."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
-
 
 def reset(o: Tensor, lse: Tensor) -> None:
     """Empty an accumulator in place: o = 0, lse = -inf."""
@@ -28,8 +19,8 @@ def reset(o: Tensor, lse: Tensor) -> None:
 def merge(o_acc: Tensor, lse_acc: Tensor, o_part: Tensor, lse_part: Tensor) -> None:
     """Fold a partial output into the accumulator, in place.
 
-    o_acc, o_part: [T, H, D]; lse_acc, lse_part: [T, H]. lse_acc should be of LSE_DTYPE, but may be float32. The part
-    may have any floating dtypes; o_part must be finite, also in rows whose lse_part is -inf. The accumulator ends as if
+    o_acc, o_part: [T, H, D]; lse_acc, lse_part: [T, H]. lse_acc should be float64 (see `hsap.ir.precision`), but may be
+    float32. The part may have any floating dtypes; o_part must be finite, also in rows whose lse_part is -inf. The accumulator ends as if
     one softmax had gone over both sets of keys.
     """
     lse_part = lse_part.to(lse_acc.dtype)

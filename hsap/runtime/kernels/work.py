@@ -48,7 +48,7 @@ class Kernel(Protocol):
     """Attention over slices that folds into accumulators; see `select_kernel` for the ones there are.
 
     q, o, do, dq: [T_q, H_q, D]; kv, dkv: [T_k, 2, H_kv, D], keys then values; lse, delta: [T_q, H_q], natural log.
-    o, dq, dkv have the inputs' `accumulator_dtype` or wider; lse has `LSE_DTYPE` or float32; delta is `row_delta`'s.
+    o, dq, dkv and lse have the dtypes of `hsap.ir.precision`'s accumulators, or wider; delta is `row_delta`'s.
     Rows and heads may have any strides; the head dimension is contiguous.
     """
 

@@ -9,10 +9,13 @@ import torch
 from hypothesis import strategies as st
 
 from hsap.ir import slice as sl
-from hsap.runtime.kernels import LSE_DTYPE, HeadRun, Work, accumulator_dtype, reset
+from hsap.ir.precision import Precision
+from hsap.runtime.kernels import HeadRun, Work, reset
 from hsap.runtime.kernels.delta import row_delta
+from hsap.runtime.memory import DTYPE_NAMES, TORCH_DTYPES
 
 SCALE = 0.3
+LSE_DTYPE = torch.float64
 RUNS = (
     (HeadRun(0, 1, 0, 1),),
     (HeadRun(0, 4, 0, 2),),
@@ -20,6 +23,11 @@ RUNS = (
     (HeadRun(0, 6, 0, 2), HeadRun(6, 1, 1, 1)),
     (HeadRun(3, 2, 0, 2), HeadRun(0, 3, 1, 1), HeadRun(5, 4, 0, 2)),
 )
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a plan for inputs of `dtype` accumulates."""
+    return TORCH_DTYPES[Precision.of(DTYPE_NAMES[dtype]).acc]
 
 
 def num_heads(heads) -> tuple[int, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_oracle import accumulator_dtype
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hsap.runtime.kernels import accumulator_dtype, merge, reset
+from hsap.runtime.kernels import merge, reset
 from hsap.runtime.kernels.delta import row_delta, stand_in_output
 
 LSE = st.one_of(st.just(-torch.inf), st.floats(-1e4, 1e4))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_oracle import RUNS, check_kernel, make_table, slice_tables, tensors
+from attention_oracle import RUNS, accumulator_dtype, check_kernel, make_table, slice_tables, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hsap.ir import slice as sl
-from hsap.runtime.kernels import HeadRun, Work, accumulator_dtype
+from hsap.runtime.kernels import HeadRun, Work
 from hsap.runtime.kernels.cuda_flash import CudaFlashKernel
 from hsap.runtime.kernels.flash_attn import FA2_MODULE, FA3_MODULE, FlashAttn2Kernel, FlashAttn3Kernel, is_installed
 from hsap.runtime.kernels.varlen import VarlenKernel, split_windows
