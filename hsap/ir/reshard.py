@@ -72,7 +72,9 @@ def reshard(
     return Reshard(to_column, sends, receives, used)
 
 
-def scratch_bytes(role: Role, to_column: bool, heads: HeadShape, precision: Precision, tokens: np.ndarray) -> np.ndarray:
+def scratch_bytes(
+    role: Role, to_column: bool, heads: HeadShape, precision: Precision, tokens: np.ndarray
+) -> np.ndarray:
     """Size the scratch buffers of many ranks at once, as `reshard` lays them out: int64, shaped as `tokens`.
 
     tokens: int64 [num_groups, intra_sp], rows of each rank.
