@@ -59,15 +59,16 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
 
     offsets = np.searchsorted(rank_of_buffer, np.arange(num_ranks + 1))
     shift = (offsets[:-1] - buffer_starts[inter_of])[rank_of_code]
-    buf = np.where(code["buf"] >= 0, new_index[code["buf"]] + shift[:, None], NONE)
+    buf = np.stack([np.where(operand >= 0, new_index[operand] + shift, NONE) for operand in code["buf"].T], axis=1)
     heads = _head_table(problem, num_groups)
     buffers = _buffers(problem, shards, table, rank_of_buffer, offsets, rows, heads, direction)
     buffers = _with_scratch(problem, rows, buffers, code, rank_of_code, buf)
-    block = code["block"]
-    sliced = np.where(block[:, None] >= 0, np.stack([blocks.offsets[block], blocks.offsets[block + 1]], 1), NONE)
     whole = (code["op"] == Op.COPY) | (code["op"] == Op.ALL_TO_ALL)
-    column = np.where(whole[:, None], rows[1][inter_of[rank_of_code]], NONE)
-    moved = np.where(code["shard"][:, None] >= 0, _shard_rows(shards, code["shard"]), column)
+    # Rows of a table whose last one is NONE, so that -1 finds it.
+    places = np.concatenate([_borders(shards.offsets), rows[1], [[NONE, NONE]]])
+    column = np.where(whole, len(shards) + rank_of_code // intra, -1)
+    moved = np.where(code["shard"] >= 0, code["shard"], column)
+    slices = np.concatenate([_borders(blocks.offsets), [[NONE, NONE]]])
     return typed(
         Programs(
             np.searchsorted(rank_of_code, np.arange(num_ranks + 1)),
@@ -76,9 +77,9 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
             np.where(code["peer"] >= 0, code["peer"] * intra + rank_of_code % intra, NONE),
             code["round"],
             buf,
-            moved,
-            sliced,
-            heads[rank_of_code % intra, code["group"]],
+            places.take(moved, axis=0),
+            slices.take(code["block"], axis=0),
+            _pick(heads, rank_of_code % intra, code["group"]),
             code["stage"],
             typed(buffers),
         )
@@ -94,8 +95,15 @@ def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
     return table
 
 
-def _shard_rows(shards: Shards, shard: np.ndarray) -> np.ndarray:
-    return np.stack([shards.offsets[shard], shards.offsets[shard + 1]], axis=1)
+def _pick(heads: np.ndarray, intra_index: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Heads of each (intra index, head group or ALL): int64 [n, 4]."""
+    num_entries = heads.shape[1]
+    return heads.reshape(-1, 4).take(intra_index * num_entries + group % num_entries, axis=0)
+
+
+def _borders(offsets: np.ndarray) -> np.ndarray:
+    """Ranges as rows (first, stop): int64 [n, 2]."""
+    return np.stack([offsets[:-1], offsets[1:]], axis=1)
 
 
 def _buffers(problem, shards, table, rank, offsets, rows, heads, direction) -> Buffers:
@@ -105,9 +113,11 @@ def _buffers(problem, shards, table, rank, offsets, rows, heads, direction) -> B
     if direction == "backward":
         own &= (table["role"] != Role.Q) & (table["role"] != Role.KV)
     own &= intra > 1
-    home = np.where(own[:, None], rank_rows[rank], column_rows[rank // intra])
-    held = np.where(table["shard"][:, None] >= 0, _shard_rows(shards, table["shard"]), home)
-    held_heads = np.where(own[:, None], problem.heads.all_heads, heads[rank % intra, table["group"]])
+    places = np.concatenate([_borders(shards.offsets), column_rows, rank_rows])
+    home = len(shards) + np.where(own, len(column_rows) + rank, rank // intra)
+    held = places.take(np.where(table["shard"] >= 0, table["shard"], home), axis=0)
+    held_heads = _pick(heads, rank % intra, table["group"])
+    held_heads[own] = problem.heads.all_heads
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
     row, stat = row_bytes(precision, table["role"], table["space"], table["acc"], held_heads, problem.heads.head_dim)
     ends = row_starts(spans)

@@ -10,7 +10,8 @@ from hsap.ir.plan import Plan
 from hsap.ir.precision import row_bytes
 from hsap.ir.program import OPERANDS, Op, Programs, Space
 from hsap.ir.slice import area
-from hsap.ir.span import row_starts
+from hsap.ir.sort import order_of
+from hsap.ir.span import ranges, row_starts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +36,16 @@ for _op, _operands in OPERANDS.items():
     _ACCESS[_op, : len(_operands)] = _operands
 
 
+_NUM_OPERANDS = (_ACCESS >= 0).sum(axis=1)
+
+
 def touches(programs: Programs) -> Touches:
     """List what every instruction touches."""
-    access = _ACCESS[programs.op]
-    at, operand = np.nonzero(access >= 0)
-    until = wait_of(programs)
-    end = np.where(until[at] >= 0, until[at], at)
-    return Touches(at, programs.buf[at, operand].astype(np.int64), access[at, operand], operand, at, end)
+    num_operands = _NUM_OPERANDS[programs.op]
+    at, operand = ranges(np.zeros_like(num_operands), num_operands)
+    buffer = programs.buf.ravel()[at * programs.buf.shape[1] + operand].astype(np.int64)
+    until = wait_of(programs)[at]
+    return Touches(at, buffer, _ACCESS[programs.op[at], operand], operand, at, np.where(until >= 0, until, at))
 
 
 def wait_of(programs: Programs) -> np.ndarray:
@@ -53,11 +57,11 @@ def wait_of(programs: Programs) -> np.ndarray:
     if len(waits) and len(moved):
         num_rounds = int(programs.round.max()) + 1
         key = programs.rank * num_rounds + programs.round
-        order = np.argsort(key[waits], kind="stable")
-        place = np.searchsorted(key[waits][order], key[moved])
-        place = np.minimum(place, len(waits) - 1)
-        found = key[waits][order][place] == key[moved]
-        out[moved[found]] = waits[order][place[found]]
+        waits = waits[order_of(key[waits])]
+        wait_keys = key[waits]
+        place = np.minimum(np.searchsorted(wait_keys, key[moved]), len(waits) - 1)
+        found = wait_keys[place] == key[moved]
+        out[moved[found]] = waits[place[found]]
     return out
 
 

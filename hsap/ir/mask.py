@@ -91,8 +91,8 @@ def mask_slices(layout: Layout, masks: Mask | tuple[Mask, ...]) -> np.ndarray:
     for mask, length in zip(masks, layout.lengths, strict=True):
         part = known.get((mask, length))
         if part is None:
-            part = known[mask, length] = mask.slices(length)
+            part = known[mask, length] = MASKS[mask.name].slices(length, *mask.parameters)
         parts.append(part)
     table = np.concatenate(parts)
     table[:, [Q0, Q1, K0, K1]] += np.repeat(starts, [len(part) for part in parts])[:, None]
-    return table
+    return canonical(table)  # of all documents at once: it takes some thirty calls

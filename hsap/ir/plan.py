@@ -99,8 +99,8 @@ class Plan:
         columns = _columns(self)
         header = _header(self) | {"columns": [[name, c.dtype.str, list(c.shape)] for name, c in columns]}
         text = json.dumps(header | {"hash": self.hash}).encode()
-        raw = b"".join(np.ascontiguousarray(c).tobytes() for _, c in columns)
-        return MAGIC + len(text).to_bytes(8, "little") + text + raw
+        raw = (np.ascontiguousarray(c).data for _, c in columns)
+        return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *raw])
 
     def save(self, path: str | Path) -> None:
         """Write the stored form to a file."""

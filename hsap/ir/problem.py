@@ -63,13 +63,11 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1 or not 0 <= self.first_rank < self.ranks_per_node:
             raise ValueError(
-                f"cluster {self.name}: ranks_per_node={self.ranks_per_node}, first_rank={self.first_rank}; a node has at "
-                "least one rank, and first_rank is a place inside it"
+                f"cluster {self.name}: ranks_per_node={self.ranks_per_node}, first_rank={self.first_rank}; a node has "
+                "at least one rank, and first_rank is a place inside it"
             )
         if self.num_nodes is not None and self.num_nodes < 1:
-            raise ValueError(
-                f"cluster {self.name}: {self.num_nodes} nodes; give at least 1, or None for as many as needed"
-            )
+            raise ValueError(f"cluster {self.name}: {self.num_nodes} nodes; give at least 1, or None for no limit")
 
     @classmethod
     def preset(cls, name: str, nodes: int | None = None) -> Cluster:
@@ -130,7 +128,7 @@ class Problem:
         if self.wire_dtype is not None and self.wire_dtype not in DTYPE_BYTES:
             raise ValueError(f"problem: unknown wire_dtype {self.wire_dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
         self.heads.shares(self.topology.intra_sp)
-        nodes = int(self.node_of[-1]) + 1
+        nodes = (self.cluster.first_rank + self.num_ranks - 1) // self.cluster.ranks_per_node + 1
         if self.cluster.num_nodes is not None and nodes > self.cluster.num_nodes:
             raise ValueError(
                 f"problem: topology {self.topology} spreads over {nodes} nodes of {self.cluster.ranks_per_node} ranks, "

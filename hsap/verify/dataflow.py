@@ -79,7 +79,7 @@ def blocks(s: Stream) -> Iterator[Found]:
     p, problem = s.programs, s.plan.problem
     index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
     index = index[p.heads[index, 1] > 0]
-    first, stop = p.slices[index].astype(np.int64).T
+    first, stop = p.slices.take(index, axis=0).astype(np.int64).T
     ranges, which = distinct_ranges(first, stop, len(s.slices))
     borders = np.concatenate([[0], ranges[:, 1]])
     gaps = np.flatnonzero(borders != np.append(ranges[:, 0], len(s.slices)))
@@ -133,8 +133,8 @@ class _Cover:
         at_, buffer = s.touched.at[chosen], s.touched.buffer[chosen]
         # An AllToAll takes or fills the whole buffer; its `rows` are the column's.
         whole = s.programs.op[at_] == Op.ALL_TO_ALL
-        rows = np.where(whole[:, None], b.rows[buffer], s.programs.rows[at_])
-        heads = np.where(whole[:, None], b.heads[buffer], s.programs.heads[at_])
+        rows, heads = s.programs.rows.take(at_, axis=0), s.programs.heads.take(at_, axis=0)
+        rows[whole], heads[whole] = b.rows[buffer[whole]], b.heads[buffer[whole]]
         wrong = np.zeros(len(buffers), bool)
         for whole_sum, part in zip(self.whole, self._weigh(rows, heads, b.role[buffer])):
             total = np.zeros_like(whole_sum)

@@ -10,6 +10,7 @@ import numpy as np
 from hsap.ir.effects import live_ranges
 from hsap.ir.problem import arena_capacity
 from hsap.ir.program import Space
+from hsap.ir.sort import order_of
 from hsap.ir.span import ranges
 from hsap.verify.stream import Found, Stream, at_buffers
 
@@ -34,7 +35,7 @@ def apart(s: Stream) -> Iterator[Found]:
     first, last = live_ranges(s.touched, s.programs)
     index = np.flatnonzero((b.space == Space.ARENA) & (b.num_bytes > 0) & (last >= 0))
     # Instruction indices rise over all ranks, so that buffers of two ranks are never alive together.
-    index = index[np.argsort(first[index], kind="stable")]
+    index = index[order_of(first[index])]
     begins, lasts = first[index], last[index]
     low = b.offset[index]
     high = low + b.num_bytes[index]

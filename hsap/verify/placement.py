@@ -194,8 +194,7 @@ def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     """Index of the shards' span that holds each slice's queries and keys, -1 where none holds them all."""
     order = np.argsort(shards.spans[:, 0], kind="stable")
     starts, stops = shards.spans[order].T
-    span_of_token = np.repeat(order, stops - starts)
-    stop_of_token = np.repeat(stops, stops - starts)
+    place_of_token = np.repeat(np.arange(len(order), dtype=np.int32), stops - starts)
     q0, q1, k0, k1 = table.T[:4]
-    queries = np.where(q1 <= stop_of_token[q0], span_of_token[q0], -1)
-    return queries, np.where(k1 <= stop_of_token[k0], span_of_token[k0], -1)
+    queries, keys = place_of_token[q0], place_of_token[k0]
+    return np.where(q1 <= stops[queries], order[queries], -1), np.where(k1 <= stops[keys], order[keys], -1)

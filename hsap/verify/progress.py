@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from hsap.ir.program import Op, Role
-from hsap.verify.stream import Found, Stream, at
+from hsap.ir.sort import order_of
+from hsap.verify.stream import Found, Stream, at, same_rows
 
 
 def _keys(s: Stream, index: np.ndarray) -> np.ndarray:
@@ -51,7 +52,7 @@ def waited(s: Stream) -> Iterator[Found]:
     yield from at(bad, lambda i: f"no wait for round {int(p.round[i])} follows its launch")
     bad = waits[_match(wait_keys, keys, launches) < 0]
     yield from at(bad, lambda i: f"waits for round {int(p.round[i])}, which this rank never launches")
-    order = np.argsort(wait_keys, kind="stable")
+    order = order_of(wait_keys)
     again = order[1:][wait_keys[order][1:] == wait_keys[order][:-1]]
     yield from at(waits[again], lambda i: f"waits again for round {int(p.round[i])}")
 
@@ -60,9 +61,10 @@ def _match(keys: np.ndarray, among: np.ndarray, value: np.ndarray) -> np.ndarray
     """Value of the (first) entry of `among` that equals each key, -1 where there is none."""
     if not len(among):
         return np.full(len(keys), -1)
-    order = np.argsort(among, kind="stable")
-    place = np.minimum(np.searchsorted(among[order], keys), len(among) - 1)
-    return np.where(among[order][place] == keys, value[order][place], -1)
+    order = order_of(among)
+    among, value = among[order], value[order]
+    place = np.minimum(np.searchsorted(among, keys), len(among) - 1)
+    return np.where(among[place] == keys, value[place], -1)
 
 
 def paired(s: Stream) -> Iterator[Found]:
@@ -72,15 +74,16 @@ def paired(s: Stream) -> Iterator[Found]:
 
     def ordered(index: np.ndarray, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keys = (src * num_ranks + dst).astype(np.int64) << 31 | p.round[index]
-        order = np.argsort(keys, kind="stable")
+        order = order_of(keys)
         return keys[order], index[order]
 
     send_keys, sends = ordered(sends, s.rank[sends], p.peer[sends])
     receive_keys, receives = ordered(receives, p.peer[receives].astype(np.int64), s.rank[receives])
     n = min(len(sends), len(receives))
     if len(sends) == len(receives) and np.array_equal(send_keys, receive_keys):
-        same = (p.role[sends] == p.role[receives]) & (p.rows[sends] == p.rows[receives]).all(axis=1)
-        same &= (p.heads[sends] == p.heads[receives]).all(axis=1)
+        same = p.role[sends] == p.role[receives]
+        for table in (p.rows, p.heads):
+            same &= same_rows(table.take(sends, axis=0), table.take(receives, axis=0))
         say = "sends {} of spans {} to rank {}, which expects something else at this place of round {}"
         yield from at(
             sends[~same],
@@ -102,6 +105,8 @@ def collective(s: Stream) -> Iterator[Found]:
     """All ranks of an intra group run the same AllToAlls: same round, same role."""
     p, intra = s.programs, s.plan.problem.topology.intra_sp
     index = s.where(Op.ALL_TO_ALL)
+    if not len(index):
+        return
     borders = np.searchsorted(s.rank[index], np.arange(s.plan.num_ranks + 1)).tolist()
     rounds, roles = p.round[index], p.role[index]
     for rank in range(s.plan.num_ranks):

@@ -16,7 +16,7 @@ from hsap.ir.program import KV_ROLES, NONE, OPERANDS, PARTIAL_ROLES, Op, Role, S
 from hsap.ir.schedule import INPUTS, OUTPUTS
 from hsap.ir.sort import distinct
 from hsap.ir.span import row_starts
-from hsap.verify.stream import Found, Stream, at, at_buffers
+from hsap.verify.stream import Found, Stream, at, at_buffers, same_rows
 
 _NUM_OPERANDS = np.array([len(OPERANDS[op]) for op in Op])
 _OPS = (
@@ -25,6 +25,16 @@ _OPS = (
 )
 _MOVES = (Op.SEND, Op.RECV, Op.COPY, Op.MERGE, Op.SUM)
 _ROUNDED = (Op.SEND, Op.RECV, Op.LAUNCH, Op.WAIT, Op.ALL_TO_ALL)
+
+
+def _is_one_of(ops: tuple[Op, ...]) -> np.ndarray:
+    """Table over all ops, to be indexed by the op column: several times faster than `np.isin`."""
+    return np.isin(np.arange(len(Op)), ops)
+
+
+_IN_DIRECTION = tuple(_is_one_of(ops) for ops in _OPS)
+_IS_ROUNDED = _is_one_of(_ROUNDED)
+_NAMES_ROLE = _is_one_of((*_MOVES, Op.ALL_TO_ALL))
 
 _PIECES_AT_ONCE = 1 << 20
 """Messages of AllToAlls that are sized together; bounds the memory for a plan of absurdly many ranks."""
@@ -71,23 +81,27 @@ _ALLOWED_TABLE = _allowed_table()
 def enumerations(s: Stream) -> Iterator[Found]:
     """Ops, roles, spaces are members of their enumerations; ops belong to the direction; rounds aren't negative."""
     p, b = s.programs, s.buffers
-    known = np.isin(p.op, _OPS[s.direction])
+    in_range = (p.op >= 0) & (p.op < len(Op))
+    op = np.where(in_range, p.op, 0)
+    known = in_range & _IN_DIRECTION[s.direction][op]
     yield from at(np.flatnonzero(~known), lambda i: f"op {int(p.op[i])} doesn't exist in this direction")
     yield from at(np.flatnonzero((p.role < -1) | (p.role > Role.DKV)), lambda i: f"role {int(p.role[i])} doesn't exist")
     bad = (b.role < -1) | (b.role > Role.DKV) | (b.space < 0) | (b.space > Space.ARENA)
     # A bool column read from a file may hold bytes other than 0 and 1.
     bad |= b.acc.view(np.uint8) > 1
     yield from at_buffers(s, np.flatnonzero(bad), lambda i: "a buffer's role, space or accumulator flag doesn't exist")
-    rounded = np.isin(p.op, _ROUNDED) & (p.round < 0)
+    rounded = in_range & _IS_ROUNDED[op] & (p.round < 0)
     yield from at(np.flatnonzero(rounded), lambda i: f"round {int(p.round[i])} must not be negative")
 
 
 def operands(s: Stream) -> Iterator[Found]:
     """Operands are buffers of the instruction's own rank."""
     p, b = s.programs, s.buffers
-    wanted = np.arange(5) < _NUM_OPERANDS[p.op][:, None]
-    mine = (p.buf >= b.offsets[s.rank][:, None]) & (p.buf < b.offsets[s.rank + 1][:, None])
-    bad = np.flatnonzero((wanted & ~mine).any(axis=1))
+    first, stop, num_operands = b.offsets[s.rank], b.offsets[s.rank + 1], _NUM_OPERANDS[p.op]
+    foreign = np.zeros(len(p), bool)
+    for operand, buffer in enumerate(p.buf.T):
+        foreign |= (operand < num_operands) & ((buffer < first) | (buffer >= stop))
+    bad = np.flatnonzero(foreign)
     yield from at(bad, lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s")
 
 
@@ -105,7 +119,7 @@ def kinds(s: Stream) -> Iterator[Found]:
     p, b, t = s.programs, s.buffers, s.touched
     role = b.role[t.buffer]
     fits = _ALLOWED_TABLE[p.op[t.at], t.operand, role + 1, b.space[t.buffer], b.acc[t.buffer].astype(np.int8)]
-    named = np.isin(p.op[t.at], (*_MOVES, Op.ALL_TO_ALL)) & (t.operand < 2)
+    named = _NAMES_ROLE[p.op[t.at]] & (t.operand < 2)
     fits &= ~named | (role == p.role[t.at])
     bad = np.flatnonzero(~fits)[:1]
     for i in bad.tolist():
@@ -154,14 +168,13 @@ def held(s: Stream) -> Iterator[Found]:
     if s.direction == 1:
         outer &= (b.role != Role.Q) & (b.role != Role.KV)
     p = plan.problem
-    share = share_table(s)[s.buffer_rank % intra]
-    whole = np.stack([np.zeros_like(share[:, 0]), share[:, 1], np.zeros_like(share[:, 0]), share[:, 3]], axis=1)
-    column = (rows == plan.column_rows[s.buffer_rank // intra]).all(axis=1) & (b.heads == whole).all(axis=1)
-    own = (rows == plan.rank_rows[s.buffer_rank]).all(axis=1) & (b.heads == p.heads.all_heads).all(axis=1)
+    column = same_rows(rows, plan.column_rows.take(s.buffer_rank // intra, axis=0))
+    column &= same_rows(b.heads, _whole_share(s, s.buffer_rank))
+    own = same_rows(rows, plan.rank_rows.take(s.buffer_rank, axis=0)) & same_rows(b.heads, p.heads.all_heads)
     if intra > 1:
         sound = np.where(outer, own, sound)
     sound = np.where((b.space != Space.ARENA) & ~(outer & (intra > 1)), column, sound)
-    sound = np.where(scratch, (rows == NONE).all(axis=1) & (b.heads == 0).all(axis=1), sound)
+    sound = np.where(scratch, same_rows(rows, NONE) & same_rows(b.heads, 0), sound)
     bad = np.flatnonzero(~sound)
     yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} can't hold rows {rows[i]} and heads {b.heads[i]} here")
 
@@ -175,7 +188,7 @@ def share_table(s: Stream) -> np.ndarray:
 def heads_sound(s: Stream, heads: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """Whether heads numbered within a rank's column exist and its KV heads are those of its query heads."""
     group = s.plan.problem.heads.group
-    share = share_table(s)[rank % s.plan.problem.topology.intra_sp]
+    share = share_table(s).take(rank % s.plan.problem.topology.intra_sp, axis=0)
     q_first, q_count, kv_first, kv_count = heads.astype(np.int64).T
     first = q_first + share[:, 0]
     there = (q_first >= 0) & (q_count >= 0) & (q_first + q_count <= share[:, 1])
@@ -192,8 +205,8 @@ def sizes(s: Stream) -> Iterator[Found]:
     row, stat = row_bytes(plan.precision, b.role, b.space, b.acc, b.heads, plan.problem.heads.head_dim)
     ends = row_starts(plan.spans)
     scratch = b.role == Role.NONE
-    rows = np.where(scratch[:, None], 0, b.rows)
-    wanted = buffer_bytes(ends[rows[:, 1]] - ends[rows[:, 0]], row, stat)
+    first, stop = np.where(scratch, 0, b.rows.T)
+    wanted = buffer_bytes(ends[stop] - ends[first], row, stat)
     bad = np.flatnonzero(~scratch & (b.num_bytes != wanted))
     say = "{} has {} bytes; its rows and heads take {}"
     yield from at_buffers(s, bad, lambda i: say.format(s.describe(i), int(b.num_bytes[i]), int(wanted[i])))
@@ -212,15 +225,16 @@ def moved_rows(s: Stream) -> Iterator[Found]:
     say = "{} moves spans {} and heads {}, which its buffers don't both have in this form"
     # A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
     index = s.where(Op.SEND, Op.RECV)
-    rows, buffer = p.rows[index], p.buf[index, 0]
-    sound = _rows_inside(rows, b.rows[buffer]) & (p.heads[index] == b.heads[buffer]).all(axis=1)
+    rows, heads, buffer = p.rows.take(index, axis=0), p.heads.take(index, axis=0), p.buf[index, 0]
+    sound = _rows_inside(rows, b.rows.take(buffer, axis=0)) & same_rows(heads, b.heads.take(buffer, axis=0))
     yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
     index = s.where(Op.COPY, Op.MERGE, Op.SUM)
-    rows, heads = p.rows[index], p.heads[index].astype(np.int32)
+    rows, heads = p.rows.take(index, axis=0), p.heads.take(index, axis=0).astype(np.int32)
     sound = heads_sound(s, heads, s.rank[index])
     for operand in (0, 1):
         buffer = p.buf[index, operand]
-        sound &= _rows_inside(rows, b.rows[buffer]) & heads_inside(heads, b.heads[buffer].astype(np.int32))
+        sound &= _rows_inside(rows, b.rows.take(buffer, axis=0))
+        sound &= heads_inside(heads, b.heads.take(buffer, axis=0).astype(np.int32))
     yield from at(index[~sound], lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
 
 
@@ -239,7 +253,7 @@ def attended(s: Stream) -> Iterator[Found]:
     """Attended slices exist, and their queries, keys and heads lie in the buffers that are read and added to."""
     p, b, table = s.programs, s.buffers, s.slices
     index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
-    first, stop = p.slices[index].astype(np.int64).T
+    first, stop = p.slices.take(index, axis=0).astype(np.int64).T
     bad = (first < 0) | (first >= stop) | (stop > len(table))
     if bad.any():
         yield from at(index[bad], lambda i: f"slices {p.slices[i]} aren't a range of the {len(table)} slices")
@@ -251,15 +265,15 @@ def attended(s: Stream) -> Iterator[Found]:
         bad = index[which == overlap[0] + 1]
         yield from at(bad, lambda i: f"slices {p.slices[i]} overlap another instruction's without being the same")
         return
-    heads = p.heads[index].astype(np.int32)
+    heads = p.heads.take(index, axis=0).astype(np.int32)
     sound = heads_sound(s, heads, s.rank[index])
     bounds = [_bounds(side, ranges) for side in s.slice_spans]
     query_side, num_operands = (True, False, True, True, False), 3 if s.direction == 0 else 5
     for operand in range(num_operands):
         buffer = p.buf[index, operand]
-        low, high = bounds[0 if query_side[operand] else 1][which].T
+        low, high = bounds[0 if query_side[operand] else 1].take(which, axis=0).T
         sound &= (low >= b.rows[buffer, 0]) & (high < b.rows[buffer, 1])
-        sound &= heads_inside(heads, b.heads[buffer].astype(np.int32))
+        sound &= heads_inside(heads, b.heads.take(buffer, axis=0).astype(np.int32))
     say = "slices {} for heads {} leave the rows or heads of the buffers"
     yield from at(index[~sound], lambda i: say.format(p.slices[i], p.heads[i]))
 
@@ -294,11 +308,11 @@ def resharded(s: Stream) -> Iterator[Found]:
     rank, intra = s.rank[index], plan.problem.topology.intra_sp
     own_space = np.where(outward, Space.INPUT, Space.OUTPUT)
     sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
-    sound &= (b.acc[column] == ~outward) & (b.rows[own] == plan.rank_rows[rank]).all(axis=1)
-    sound &= (b.rows[column] == plan.column_rows[rank // intra]).all(axis=1)
+    sound &= (b.acc[column] == ~outward) & same_rows(b.rows[own], plan.rank_rows[rank])
+    sound &= same_rows(b.rows[column], plan.column_rows[rank // intra])
     share = _whole_share(s, rank)
-    sound &= (b.heads[column] == share).all(axis=1) & (p.heads[index] == share).all(axis=1)
-    sound &= (p.rows[index] == b.rows[column]).all(axis=1)
+    sound &= same_rows(b.heads[column], share) & same_rows(p.heads[index], share)
+    sound &= same_rows(p.rows[index], b.rows[column])
     say = "ALL_TO_ALL from {} to {}: one must be the rank's own tensor, the other its column's"
     yield from at(index[~sound], lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
     step = max(_PIECES_AT_ONCE // intra, 1)
@@ -309,9 +323,10 @@ def resharded(s: Stream) -> Iterator[Found]:
 
 
 def _whole_share(s: Stream, rank: np.ndarray) -> np.ndarray:
-    share = share_table(s)[rank % s.plan.problem.topology.intra_sp]
+    """Heads of each rank's column, numbered within it: int64 [n, 4]."""
+    share = share_table(s)
     share[:, [0, 2]] = 0
-    return share
+    return share.take(rank % s.plan.problem.topology.intra_sp, axis=0)
 
 
 def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.ndarray) -> np.ndarray:

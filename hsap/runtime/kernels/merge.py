@@ -20,8 +20,8 @@ def merge(o_acc: Tensor, lse_acc: Tensor, o_part: Tensor, lse_part: Tensor) -> N
     """Fold a partial output into the accumulator, in place.
 
     o_acc, o_part: [T, H, D]; lse_acc, lse_part: [T, H]. lse_acc should be float64 (see `hsap.ir.precision`), but may be
-    float32. The part may have any floating dtypes; o_part must be finite, also in rows whose lse_part is -inf. The accumulator ends as if
-    one softmax had gone over both sets of keys.
+    float32. The part may have any floating dtypes; o_part must be finite, also in rows whose lse_part is -inf. The
+    accumulator ends as if one softmax had gone over both sets of keys.
     """
     lse_part = lse_part.to(lse_acc.dtype)
     # The weight comes from the difference, not from the new lse: weights then sum to 1 however large lse is, and an

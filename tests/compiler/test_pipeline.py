@@ -1,0 +1,82 @@
+"""Pipeline: what it refuses, that it is deterministic, and that it takes many ranks."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hsap.api import compile
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Problem, Topology
+from hsap.planners import PLANNERS
+from hsap.verify import verify
+
+HEADS = HeadShape(8, 4, 8, "bf16")
+LENGTHS = (40, 3, 70, 1, 200, 33)
+HASH = f"""
+from hsap.api import compile
+from hsap.ir.heads import HeadShape
+from hsap.ir.layout import Layout
+from hsap.ir.problem import Problem, Topology
+for planner in {list(PLANNERS)}:
+    layout, masks = Layout.from_lengths({LENGTHS}), (("causal", 1), ("full", 1))
+    print(compile(Problem(layout, HeadShape(8, 4, 8, "bf16"), Topology(6, 2), masks), planner).hash)
+"""
+
+
+def problem(topology="4x1", **limits) -> Problem:
+    return Problem(Layout.from_lengths(LENGTHS), HEADS, Topology.parse(topology), **limits)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_too_many_tokens_for_a_rank(planner):
+    most = int(compile(problem("4x2"), planner).tokens_per_rank.max())
+    assert compile(problem("4x2", max_tokens_per_rank=most), planner).tokens_per_rank.max() == most
+    text = f"planner {planner} gives a rank {most} tokens, max_tokens_per_rank={most - 1}; raise the limit"
+    with pytest.raises(ValueError, match=text):
+        compile(problem("4x2", max_tokens_per_rank=most - 1), planner)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_arena_too_small(planner):
+    needed = compile(problem(), planner).arena_bytes()
+    rank, tokens = int(needed.argmax()), 100
+    enough = int(needed.max()) / (tokens * 8 * 8 * 2)
+    fits = problem(max_tokens_per_rank=tokens, arena_multiple=enough)
+    assert compile(fits, planner).arena_bytes().tolist() == needed.tolist()
+    tight = problem(max_tokens_per_rank=tokens, arena_multiple=enough / 2)
+    text = (
+        f"planner {planner}: rank {rank} needs {needed[rank]} bytes of communication buffer, the arena has "
+        rf"{int(needed.max()) // 2} \(arena_multiple={enough / 2}\); raise arena_multiple"
+    )
+    with pytest.raises(ValueError, match=text):
+        compile(tight, planner)
+
+
+def test_same_plan_twice_and_with_any_hash_seed():
+    ours = [compile(problem("6x2", masks=(("causal", 1), ("full", 1))), planner).hash for planner in PLANNERS]
+    assert ours == [compile(problem("6x2", masks=(("causal", 1), ("full", 1))), p).hash for p in PLANNERS]
+    for seed in ("0", "4711"):
+        done = subprocess.run(
+            [sys.executable, "-c", HASH], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.split() == ours
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("topology", ["64x1", "16x4", "1x8"])
+def test_many_ranks(planner, topology):
+    layout = Layout.from_lengths((700, 1, 50, 1300, 9))
+    plan = compile(Problem(layout, HEADS, Topology.parse(topology)), planner)
+    report = verify(plan)
+    assert report.ok, str(report)
+    assert plan.area_per_column().sum() == sum(n * (n + 1) // 2 for n in layout.lengths)
+
+
+def test_stored_form_of_a_large_plan():
+    plan = compile(Problem(Layout.from_lengths((700, 1, 50, 1300, 9)), HEADS, Topology(32, 1)), "zigzag")
+    again = Plan.from_bytes(plan.to_bytes())
+    assert again == plan and verify(again).ok
