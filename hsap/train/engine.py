@@ -80,8 +80,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         initialise(model, config.train.seed, lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0))
     else:
         model = build_model(model_config, config.train.seed, dtype, device)
-    # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the loop
-    # sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
+    # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
+    # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
         _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
     )
@@ -109,7 +109,7 @@ def deepspeed_settings(config: TrainConfig) -> dict:
     }
     if config.engine.dtype == "bf16":
         settings["bf16"] = {"enabled": True}
-        # Each rank has the gradient of its own tokens only: left at bf16, sums would lose more the more ranks there are.
+        # A rank has the gradient of its own tokens only: a sum in bf16 would lose more the more ranks there are.
         settings["communication_data_type"] = "fp32"
         # Without ZeRO, DeepSpeed accumulates micro-steps in the weights' dtype and refuses anything else.
         if config.engine.zero_stage > 0:
