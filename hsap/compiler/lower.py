@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.compiler.order import order, shard_of
+from hsap.compiler.order import shard_of
 from hsap.compiler.rounds import assign_rounds
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
@@ -121,13 +121,20 @@ _RANK, _STAGE, _PHASE, _PLACE = (_CODE.index(name) for name in ("rank", "stage",
 
 
 def lower(
-    shards: Shards, schedule: Schedule, direction: str, num_ranks: int, num_groups: int, resharded: bool
+    shards: Shards,
+    schedule: Schedule,
+    transfers: tuple[Transfers, Transfers],
+    direction: str,
+    num_ranks: int,
+    num_groups: int,
+    resharded: bool,
 ) -> Draft:
     """Lower one mask and direction of a strategy.
 
-    resharded: whether AllToAll stands between the ranks' tensors and the column's (intra_sp > 1).
+    transfers: inputs and results that travel, as `order` gives them. resharded: whether AllToAll stands between the
+    ranks' tensors and the column's (intra_sp > 1).
     """
-    arriving, leaving = order(shards, schedule, direction)
+    arriving, leaving = transfers
     moved = Transfers.join(arriving, leaving)
     first_stage = int(moved.stage.min(initial=0)) - 1
     last_stage = int(np.maximum(schedule.stage.max(initial=0), moved.stage.max(initial=0))) + 1

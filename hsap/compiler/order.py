@@ -6,6 +6,8 @@ results go home in the stage after the last block that adds to them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hsap.ir.block import Shards
@@ -35,6 +37,18 @@ def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers
         shard, group, rank, _, last = _uses(shards, schedule, role)
         outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
     return Transfers.join(*inputs), Transfers.join(*outputs)
+
+
+def without_overlap(schedule: Schedule) -> Schedule:
+    """Give every transfer a stage of its own between those that compute.
+
+    Nothing is then fetched while something else is computed, so that fewer buffers are alive together: for plans that
+    don't fit their arena otherwise (HSAP §3.4).
+    """
+    routed = schedule.transfers
+    if routed is not None:
+        routed = replace(routed, stage=2 * routed.stage + 1)
+    return replace(schedule, stage=2 * schedule.stage, transfers=routed)
 
 
 def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, ...]:

@@ -2,7 +2,7 @@
 
     cut, place (planner) → order → lower → expand → buffers
 
-Each pass is a pure function in a file of its own. `order` is called by `lower`, which needs nothing else from outside.
+Each pass is a pure function in a file of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import numpy as np
 from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
+from hsap.compiler.order import order, without_overlap
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
 from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
+from hsap.ir.span import row_starts
 
 
 def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> Plan:
@@ -23,22 +25,40 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
     _check_placement(problem, strategy, planner)
     rows = place_rows(problem, strategy.shards)
     programs, charts, slices = [], [], []
-    for mask in range(len(problem.masks)):
-        schedules = (strategy.forward[mask], strategy.backward[mask])
-        tables = [s.blocks.slices for s in schedules]
-        assert all(np.array_equal(tables[0], table) for table in tables), "both directions cut blocks alike"
-        programs.append(tuple(_one(problem, strategy, schedule, d, rows) for schedule, d in zip(schedules, DIRECTIONS)))
-        charts.append(tuple(_chart(schedule) for schedule in schedules))
-        slices.append(tables[0])
+    for forward, backward in zip(strategy.forward, strategy.backward):
+        assert np.array_equal(forward.blocks.slices, backward.blocks.slices), "both directions cut blocks alike"
+        done = [
+            _compile(problem, strategy, s, direction, rows) for s, direction in zip((forward, backward), DIRECTIONS)
+        ]
+        programs.append(tuple(compiled for compiled, _ in done))
+        charts.append(tuple(_chart(schedule) for _, schedule in done))
+        slices.append(forward.blocks.slices)
     plan = Plan(problem, planner, options, strategy.shards, *rows, tuple(slices), tuple(programs), tuple(charts))
     _check_arena(plan)
     return plan
 
 
-def _one(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows) -> Programs:
+def _compile(
+    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows
+) -> tuple[Programs, Schedule]:
+    """Run the passes on one mask and direction; again without overlap if the arena is too small for it."""
+    programs = _passes(problem, strategy, schedule, direction, rows)
+    if problem.arena_multiple is not None:
+        spans, _, rank_rows = rows
+        starts = row_starts(spans)
+        tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
+        if programs.arena_bytes().max() > arena_capacity(problem, tokens_per_rank):
+            schedule = without_overlap(schedule)
+            programs = _passes(problem, strategy, schedule, direction, rows)
+    return programs, schedule
+
+
+def _passes(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows) -> Programs:
     inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
-    draft = lower(strategy.shards, schedule, direction, inter, strategy.num_groups, intra > 1)
-    programs = expand(problem, strategy.shards, schedule.blocks, draft, rows, strategy.num_groups, direction)
+    shards, num_groups = strategy.shards, strategy.num_groups
+    transfers = order(shards, schedule, direction)
+    draft = lower(shards, schedule, transfers, direction, inter, num_groups, intra > 1)
+    programs = expand(problem, shards, schedule.blocks, draft, rows, num_groups, direction)
     return place_buffers(programs)
 
 

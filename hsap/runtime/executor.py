@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,8 +18,8 @@ from hsap.runtime.transport import Distributed
 class Session:
     """What outlives a plan on one rank: the SP group's communicator, the kernel and the run's one arena.
 
-    group: the SP group, ranks in plan order (None: the world). kernel: a name for `select_kernel`. ValueError where
-    the kernel can't do the dtype or device.
+    group: the SP group, ranks in plan order (None: the world). kernel and kernel_options: for `select_kernel`, which
+    `load` asks once it knows the head dimension; ValueError where the kernel can't do dtype, device or dimension.
     """
 
     def __init__(
@@ -33,8 +35,15 @@ class Session:
         self.num_ranks = dist.get_world_size(group)
         self.device = torch.device(device)
         self.dtype = dtype
-        self.kernel: Kernel = select_kernel(kernel, self.device, dtype, **kernel_options)
         self.arena = Arena(self.device)
+        self._select = partial(select_kernel, kernel, self.device, dtype, **kernel_options)
+        self._kernels: dict[int, Kernel] = {}
+
+    def kernel(self, head_dim: int) -> Kernel:
+        """The kernel for heads of that dimension, chosen once."""
+        if head_dim not in self._kernels:
+            self._kernels[head_dim] = self._select(head_dim=head_dim)
+        return self._kernels[head_dim]
 
     def load(self, plan: Plan) -> Executor:
         """Make a verified plan ready to run; ValueError if it is for other ranks or another dtype."""
@@ -58,20 +67,28 @@ class Executor:
         self.plan = plan
         self.rank = session.rank
         self.num_tokens = int(plan.tokens_per_rank[session.rank])
-        self._machine = Machine(plan, session.rank, session.transport, session.kernel, session.arena, session.device)
+        kernel = session.kernel(plan.problem.heads.head_dim)
+        self._machine = Machine(plan, session.rank, session.transport, kernel, session.arena, session.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Kept:
         """Attend the rank's own rows. q: [T, H, D]; k, v: [T, H_kv, D]. The result is `Kept.o`, `Kept.lse`."""
-        self._check(q)
+        self._check(q=q, k=k, v=v)
         return finish(self._machine.forward(q, k, v, mask))
 
     def backward(self, do: Tensor, kept: Kept, mask: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients (dq, dk, dv) of the rank's own rows for do: [T, H, D]."""
+        self._check(do=do)
         return finish(self._machine.backward(do, kept, mask))
 
-    def _check(self, q: Tensor) -> None:
-        if len(q) != self.num_tokens:
-            raise ValueError(
-                f"executor: rank {self.rank} was given {len(q)} rows of q, its shard has {self.num_tokens}; take the "
-                "rows at plan.rank_spans(rank), in that order"
-            )
+    def _check(self, **tensors: Tensor) -> None:
+        """Rows, heads and dtype of what the caller gives: a collective with the wrong ones would hang or mix rows."""
+        heads = self.plan.problem.heads
+        for name, tensor in tensors.items():
+            count = heads.num_kv_heads if name in ("k", "v") else heads.num_q_heads
+            wanted, dtype = (self.num_tokens, count, heads.head_dim), TORCH_DTYPES[heads.dtype]
+            if tuple(tensor.shape) != wanted or tensor.dtype != dtype:
+                raise ValueError(
+                    f"executor: rank {self.rank} was given {name} of shape {list(tensor.shape)} and {tensor.dtype}, its "
+                    f"shard is {list(wanted)} (tokens, heads, dim) of {dtype}; take the rows at plan.rank_spans(rank), in "
+                    "that order"
+                )

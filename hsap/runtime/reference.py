@@ -36,7 +36,7 @@ def reference(
     """
     _check(plan, q, k, v, grad_o)
     if isinstance(kernel, str):
-        kernel = select_kernel(kernel, q.device, q.dtype)
+        kernel = select_kernel(kernel, q.device, q.dtype, head_dim=plan.problem.heads.head_dim)
     box = Mailbox()
     machines = [
         Machine(plan, rank, box.for_rank(rank), kernel, Arena(q.device), q.device, q.dtype)

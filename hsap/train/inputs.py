@@ -67,7 +67,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
-    select_kernel(config.kernel, config.engine.device, dtype, **kernel_options(config, model))
+    select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
     train_data = _documents(config, config.data.path, tokenizer, model)
     eval_data = None
     if config.data.eval_path is not None and config.train.eval_every:
@@ -98,10 +98,10 @@ def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> Pla
     return PlanningSetup(problem, config.planner.name, dict(config.planner.options), config.verify)
 
 
-def kernel_options(config: TrainConfig, model: ModelConfig) -> dict:
-    """What the attention kernel is asked for beside device and dtype."""
+def kernel_options(config: TrainConfig) -> dict:
+    """What the attention kernel is asked for beside device, dtype and head dimension."""
     # On CPUs partial outputs in float32 cost nothing and keep bf16's error that of one device.
-    return {"head_dim": model.head_dim, "output": "float32" if config.engine.device == "cpu" else "native"}
+    return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
 def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:

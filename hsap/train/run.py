@@ -48,8 +48,7 @@ class Trainer:
         self.config, self.inputs, self.engine = config, inputs, engine
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
-        options = kernel_options(config, inputs.model)
-        self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **options)
+        self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
         self.attention = PlannedAttention()
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         self._eval_plans: list[Plan] | None = None

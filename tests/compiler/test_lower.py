@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hsap.compiler.lower import ALL, lower
+from hsap.compiler.order import order
 from hsap.ir.block import cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -33,7 +34,8 @@ def draft(planner: str, direction: str, resharded: bool = False, lengths=(40, 3,
     problem = Problem(Layout.from_lengths(lengths), HeadShape(4, 2, 8), Topology(NUM_RANKS, 1))
     strategy = run(planner, problem, {})
     schedule = getattr(strategy, direction)[0]
-    return lower(strategy.shards, schedule, direction, NUM_RANKS, strategy.num_groups, resharded)
+    transfers = order(strategy.shards, schedule, direction)
+    return lower(strategy.shards, schedule, transfers, direction, NUM_RANKS, strategy.num_groups, resharded)
 
 
 def streams(code: dict) -> list[list[dict]]:
@@ -122,7 +124,7 @@ def test_head_groups_are_packed_before_they_leave_home():
     block, group = (part.ravel() for part in np.meshgrid(np.arange(len(blocks)), np.arange(2), indexing="ij"))
     rank = shards.home[blocks.q][block]
     schedule = Schedule(blocks, block, group, rank, (rank != shards.home[blocks.kv][block]).astype(np.int64))
-    made = lower(shards, schedule, "forward", 2, 2, False)
+    made = lower(shards, schedule, order(shards, schedule, "forward"), "forward", 2, 2, False)
     code = made.code
     sends = np.flatnonzero(code["op"] == Op.SEND)
     assert code["group"][sends].tolist() == [0, 1] and (code["rank"][sends] == 0).all()

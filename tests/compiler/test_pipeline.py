@@ -10,6 +10,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
+from hsap.ir.schedule import Chart
 from hsap.planners import PLANNERS
 from hsap.verify import verify
 
@@ -42,14 +43,19 @@ def test_too_many_tokens_for_a_rank(planner):
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_arena_too_small(planner):
     needed = compile(problem(), planner).arena_bytes()
-    rank, tokens = int(needed.argmax()), 100
+    tokens = 100
     enough = int(needed.max()) / (tokens * 8 * 8 * 2)
     fits = problem(max_tokens_per_rank=tokens, arena_multiple=enough)
     assert compile(fits, planner).arena_bytes().tolist() == needed.tolist()
-    tight = problem(max_tokens_per_rank=tokens, arena_multiple=enough / 2)
+    if planner in ("distflash", "sap"):
+        # A little less than that is met by fetching nothing while something else is computed.
+        relaxed = compile(problem(max_tokens_per_rank=tokens, arena_multiple=enough * 0.97), planner)
+        assert relaxed.arena_bytes().max() <= 0.97 * needed.max() and verify(relaxed).ok
+        assert (relaxed.chart[0][1][:, Chart.STAGE] % 2 == 0).all()
+    tight = problem(max_tokens_per_rank=tokens, arena_multiple=enough / 4)
     text = (
-        f"planner {planner}: rank {rank} needs {needed[rank]} bytes of communication buffer, the arena has "
-        rf"{int(needed.max()) // 2} \(arena_multiple={enough / 2}\); raise arena_multiple"
+        rf"planner {planner}: rank \d+ needs \d+ bytes of communication buffer, the arena has "
+        rf"{int(needed.max()) // 4} \(arena_multiple={enough / 4}\); raise arena_multiple"
     )
     with pytest.raises(ValueError, match=text):
         compile(tight, planner)
