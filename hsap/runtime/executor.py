@@ -88,7 +88,7 @@ class Executor:
             wanted, dtype = (self.num_tokens, count, heads.head_dim), TORCH_DTYPES[heads.dtype]
             if tuple(tensor.shape) != wanted or tensor.dtype != dtype:
                 raise ValueError(
-                    f"executor: rank {self.rank} was given {name} of shape {list(tensor.shape)} and {tensor.dtype}, its "
-                    f"shard is {list(wanted)} (tokens, heads, dim) of {dtype}; take the rows at plan.rank_spans(rank), in "
-                    "that order"
+                    f"executor: rank {self.rank} was given {name} of shape {list(tensor.shape)} and {tensor.dtype}, "
+                    f"its shard is {list(wanted)} (tokens, heads, dim) of {dtype}; take the rows at "
+                    "plan.rank_spans(rank), in that order"
                 )
