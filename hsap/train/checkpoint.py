@@ -60,6 +60,8 @@ def read_state(config: TrainConfig) -> dict:
     path = home / latest.read_text(encoding="utf-8").strip() / STATE
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
+        if missing := {"step", "cursor", "topology", "identity"} - state.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"resume=true: {latest} names a checkpoint whose {path} can't be read ({error}); write the name of another "

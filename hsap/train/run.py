@@ -163,6 +163,11 @@ class Trainer:
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
         loss, *promised = sums.tolist()
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"step {batch.step}: the loss is {loss}; training has diverged. Lower optim.lr, lengthen "
+                "optim.warmup_steps or set optim.clip, and start anew or from the newest checkpoint (resume=true)"
+            )
         figures = PlanFigures(*promised)
         data_wait_s, plan_wait_s, busy_s, peak_bytes = highest.tolist()
         step_s = data_wait_s + plan_wait_s + busy_s

@@ -140,6 +140,15 @@ def test_what_all_ranks_find_in_the_data_is_said_once(finished):
     assert not (folder / "bad").exists()
 
 
+def test_training_that_diverges_ends(finished):
+    folder, _, _ = finished
+    # Embeddings of tokens that the first step doesn't show have no gradient: without an epsilon, Adam makes it 0 / 0.
+    done = train(folder, "+topology=1x1", "out=far", "optim.eps=1e-60", "model.tied_embeddings=false")
+    assert done.returncode == 1
+    assert "train.py: step 2: the loss is nan; training has diverged. Lower optim.lr" in done.stderr
+    assert [step["step"] for step in metrics(folder / "far")] == [1]
+
+
 def test_topologies_zero_stages_and_accumulation_change_nothing(tmp_path):
     """A small part of `make parity`, at the same bars."""
     cases = [
