@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch.distributed as dist
@@ -19,13 +22,13 @@ from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
-from hsap.ir.effects import flows
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
+from hsap.ir.summary import summary
 from hsap.verify import verify
 
-_OK, _ERROR = b"\0", b"\1"
+_OK, _REFUSED, _FAILED = b"\0", b"\1", b"\2"
 _POLL_S = 0.004
 
 
@@ -61,24 +64,46 @@ class PlanExchange:
     def __init__(self, store: dist.Store | None, name: str, rank: int, num_ranks: int, setup: PlanningSetup) -> None:
         self.store, self.name, self.rank, self.num_ranks, self.setup = store, name, rank, num_ranks, setup
         self.closed = threading.Event()
+        self._mine: dict[int, Plan | Exception] = {}
 
-    def get(self, batch: MicroBatch, number: int) -> Plan:
-        """Plan of the group's micro-batch with that running number: compiled here if it's this rank's turn."""
-        if self.num_ranks == 1:
-            return self.setup.plan(batch)
-        key = f"hsap/plan/{self.name}/{number}"
-        if number % self.num_ranks == self.rank:
-            try:
-                plan = self.setup.plan(batch)
-            except Exception as error:
-                self.store.set(key, _ERROR + str(error).encode())
-                raise
-            self.store.set(key, _OK + plan.to_bytes())
+    def publish(self, batch: MicroBatch, number: int) -> None:
+        """Compile and publish the plan of the group's micro-batch with that running number, if it's this rank's turn.
+
+        What goes wrong is published too, and raised by every rank's `get`.
+        """
+        if number % self.num_ranks != self.rank:
+            return
+        try:
+            plan = self._mine[number] = self.setup.plan(batch)
+            data = _OK + plan.to_bytes() if self.num_ranks > 1 else b""
+        except ValueError as error:
+            self._mine[number] = error
+            data = _REFUSED + str(error).encode()
+        except Exception as error:
+            self._mine[number] = error
+            data = _FAILED + traceback.format_exc().encode()
+        if self.num_ranks > 1:
+            self.store.set(self._key(number), data)
+
+    def get(self, number: int) -> Plan:
+        """Plan of a micro-batch, this rank's own or another's.
+
+        ValueError: why there is no such plan. RuntimeError: the planner failed on the rank whose turn it was.
+        """
+        if number in self._mine:
+            plan = self._mine.pop(number)
+            if isinstance(plan, Exception):
+                raise plan
             return plan
-        data = self._fetch(key)
-        if data[:1] == _ERROR:
+        data = self._fetch(self._key(number))
+        if data[:1] == _REFUSED:
             raise ValueError(data[1:].decode())
+        if data[:1] == _FAILED:
+            raise RuntimeError(f"planning failed on rank {number % self.num_ranks}:\n{data[1:].decode()}")
         return Plan.from_bytes(data[1:])
+
+    def _key(self, number: int) -> str:
+        return f"hsap/plan/{self.name}/{number}"
 
     def _fetch(self, key: str) -> bytes:
         """Wait for another rank's plan, but no longer than somebody wants it: a blocking `get` couldn't be ended."""
@@ -91,7 +116,7 @@ class PlanExchange:
     def forget(self, number: int) -> None:
         """Drop a plan that every rank has used."""
         if self.num_ranks > 1 and number >= 0 and number % self.num_ranks == self.rank:
-            self.store.delete_key(f"hsap/plan/{self.name}/{number}")
+            self.store.delete_key(self._key(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,30 +176,46 @@ class PlannedSteps:
 
 
 def _planned(loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> Iterator[PlannedStep]:
-    asked = time.perf_counter()
-    for batch in loader:
+    """Plan steps in order; a rank compiles its own share of the next `lookahead` steps before it waits for others."""
+    ahead: deque[StepBatch] = deque()
+    more = True
+    while more or ahead:
+        start = time.perf_counter()
+        fresh = list(islice(loader, lookahead + 1 - len(ahead))) if more else []
+        more = len(ahead) + len(fresh) == lookahead + 1
         got = time.perf_counter()
-        count = len(batch.micro_batches)
-        first = batch.step * count
-        plans = tuple(exchange.get(micro, first + i) for i, micro in enumerate(batch.micro_batches))
+        for batch in fresh:
+            for micro, number in zip(batch.micro_batches, _numbers(batch)):
+                exchange.publish(micro, number)
+        ahead.extend(fresh)
+        if not ahead:
+            return
+        batch = ahead.popleft()
+        numbers = _numbers(batch)
+        plans = tuple(exchange.get(number) for number in numbers)
         # All ranks finish a step together, and none is further behind than the queue is long.
-        for i in range(count):
-            exchange.forget(first - (lookahead + 2) * count + i)
+        for number in numbers:
+            exchange.forget(number - (lookahead + 2) * len(numbers))
         figures = _figures(plans) if exchange.rank == 0 else PlanFigures()
-        planned = time.perf_counter()
-        yield PlannedStep(batch, plans, figures, got - asked, planned - got)
-        asked = time.perf_counter()
+        yield PlannedStep(batch, plans, figures, got - start, time.perf_counter() - got)
+
+
+def _numbers(batch: StepBatch) -> range:
+    """Running numbers of a step's micro-batches."""
+    count = len(batch.micro_batches)
+    return range(batch.step * count, (batch.step + 1) * count)
 
 
 def _figures(plans: tuple[Plan, ...]) -> PlanFigures:
     rows = []
     for plan in plans:
-        area, tokens, node_of = plan.area_per_column(), plan.tokens_per_rank, plan.problem.node_of
-        total = between = 0
-        for (_, num_layers), pair in zip(plan.problem.masks, plan.programs):
-            for carried in (flows(plan, programs) for programs in pair):
-                total += int(carried.num_bytes.sum()) * num_layers
-                between += carried.between_nodes(node_of) * num_layers
+        figures = summary(plan)
+        area, tokens = np.array(figures["area_per_rank"]), plan.tokens_per_rank
+        layers = sum(count for _, count in plan.problem.masks)
+        total, between = (
+            layers * (figures["forward"][name] + figures["backward"][name])
+            for name in ("bytes_total", "bytes_internode")
+        )
         balance = (area.max(initial=0), area.mean(), tokens.max(initial=0), tokens.mean(), area.sum())
         rows.append((*balance, total - between, between))
     return PlanFigures(*np.sum(rows, axis=0).tolist())

@@ -16,6 +16,7 @@ from torch import Tensor
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.ir.plan import Plan
+from hsap.ir.problem import arena_capacity
 from hsap.ir.span import positions
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
@@ -51,6 +52,9 @@ class Trainer:
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
         self.attention = PlannedAttention()
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
+        # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
+        most_tokens = -(-config.data.pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
+        self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
         self._eval_plans: list[Plan] | None = None
 
     def train(self) -> None:
@@ -120,8 +124,8 @@ class Trainer:
             loss = self._loss(micro, plan)
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
-        seconds = time.perf_counter() - begin
-        return self._figures(step, loss_sum, waits, seconds)
+        local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
+        return self._figures(step, local_loss, waits, time.perf_counter() - begin)
 
     def _loss(self, micro: MicroBatch, plan: Plan) -> Tensor:
         """Sum of the token losses of this rank's rows of a micro-batch."""
@@ -154,11 +158,13 @@ class Trainer:
                 f"has plan digest {digest:06x}, and together they hold {targets} of {expected} target tokens"
             )
 
-    def _figures(self, step: PlannedStep, loss_sum: Tensor, waits: tuple[float, float], seconds: float) -> dict:
-        """Figures of a step over all ranks."""
+    def _figures(self, step: PlannedStep, local_loss: float, waits: tuple[float, float], busy_s: float) -> dict:
+        """Figures of a step over all ranks; times are the slowest rank's."""
         batch, promised = step.batch, astuple(step.figures)
-        sums = torch.tensor([float(loss_sum), *promised], dtype=torch.float64, device=self.engine.device)
-        highest = torch.tensor([*waits, seconds, _peak_bytes(self.engine.device)], dtype=torch.float64)
+        sums = torch.tensor([local_loss, *promised], dtype=torch.float64, device=self.engine.device)
+        # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
+        elapsed_s = sum(waits) + busy_s
+        highest = torch.tensor([*waits, elapsed_s, _peak_bytes(self.engine.device)], dtype=torch.float64)
         highest = highest.to(self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
@@ -169,8 +175,7 @@ class Trainer:
                 "optim.warmup_steps or set optim.clip, and start anew or from the newest checkpoint (resume=true)"
             )
         figures = PlanFigures(*promised)
-        data_wait_s, plan_wait_s, busy_s, peak_bytes = highest.tolist()
-        step_s = data_wait_s + plan_wait_s + busy_s
+        data_wait_s, plan_wait_s, step_s, peak_bytes = highest.tolist()
         flops = self.inputs.model.train_flops(batch.num_tokens, figures.area)
         ranks = dist.get_world_size()
         return {
@@ -210,7 +215,9 @@ class Trainer:
         )
         if self._eval_plans is None:
             exchange = self._exchange("eval")
-            self._eval_plans = [exchange.get(micro, i) for i, micro in enumerate(batches.micro_batches)]
+            for i, micro in enumerate(batches.micro_batches):
+                exchange.publish(micro, i)
+            self._eval_plans = [exchange.get(i) for i in range(len(batches.micro_batches))]
             dist.barrier(self.mesh.sp)
             for i in range(len(self._eval_plans)):
                 exchange.forget(i)

@@ -1,0 +1,122 @@
+"""Plans made by one rank reach all, in order and ahead of time; what goes wrong on one rank is told to all."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import hsap
+from hsap.data.batch import MicroBatch
+from hsap.data.loader import StepBatch
+from hsap.train.planning import PlanExchange, PlannedSteps, PlanningSetup
+
+NUM_RANKS = 3
+
+
+def setup(planner: str = "ring", **problem) -> PlanningSetup:
+    heads, topology = hsap.HeadShape(4, 2, 8, "fp32"), hsap.Topology(NUM_RANKS, 1)
+    return PlanningSetup(hsap.Problem(hsap.Layout.from_lengths([]), heads, topology, **problem), planner, {}, True)
+
+
+def step(number: int, num_micro: int = 2) -> StepBatch:
+    empty = np.zeros(0, np.int32)
+    micro = tuple(
+        MicroBatch(empty, empty, empty, (5 + number, 3 + i), (2,), ("a", "b"), 0, 0.0) for i in range(num_micro)
+    )
+    return StepBatch(number, 0, micro, 0, "", 0, 0.0, {})
+
+
+def on_all_ranks(function, make=setup, steps=range(1, 8), lookahead=2) -> list:
+    """Let a thread for each rank walk the planned steps; `function(rank, planned steps)` gives its result."""
+    store = dist.HashStore()
+
+    def rank_of(rank: int):
+        planned = PlannedSteps(map(step, steps), PlanExchange(store, "test", rank, NUM_RANKS, make()), lookahead)
+        try:
+            return function(rank, planned)
+        finally:
+            planned.close()
+
+    with ThreadPoolExecutor(NUM_RANKS) as pool:
+        return [future.result(timeout=60) for future in [pool.submit(rank_of, rank) for rank in range(NUM_RANKS)]]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 5])
+def test_all_ranks_get_the_same_plans_in_order(lookahead: int) -> None:
+    def walk(rank: int, planned: PlannedSteps) -> list:
+        return [(s.batch.step, [plan.hash for plan in s.plans], s.figures.area) for s in planned]
+
+    results = on_all_ranks(walk, lookahead=lookahead)
+    assert [number for number, _, _ in results[0]] == list(range(1, 8))
+    want = setup()
+    for rank, rows in enumerate(results):
+        for number, hashes, area in rows:
+            assert hashes == [want.plan(micro).hash for micro in step(number).micro_batches]
+            pairs = sum(n * (n + 1) // 2 for micro in step(number).micro_batches for n in micro.lengths)
+            assert area == (pairs if rank == 0 else 0)
+
+
+def test_a_plan_that_is_refused_ends_every_rank_with_the_reason() -> None:
+    def walk(rank: int, planned: PlannedSteps) -> str:
+        with pytest.raises(ValueError, match="raise arena_multiple") as error:
+            list(planned)
+        return str(error.value)
+
+    assert len(set(on_all_ranks(walk, lambda: setup(arena_multiple=0.01)))) == 1
+
+
+@dataclass(frozen=True)
+class Broken(PlanningSetup):
+    failed: list = field(default_factory=list)
+
+    def plan(self, batch: MicroBatch):
+        if batch.lengths == (8, 4):
+            raise ZeroDivisionError("a bug in a planner")
+        return super().plan(batch)
+
+
+def test_a_bug_on_one_rank_reaches_the_others_with_its_traceback() -> None:
+    good = setup()
+
+    def walk(rank: int, planned: PlannedSteps) -> tuple[type, str]:
+        with pytest.raises((ZeroDivisionError, RuntimeError)) as error:
+            list(planned)
+        return type(error.value), str(error.value)
+
+    results = on_all_ranks(walk, lambda: Broken(good.problem, good.planner, good.options, True))
+    kinds = [kind for kind, _ in results]
+    assert kinds.count(ZeroDivisionError) == 1 and kinds.count(RuntimeError) == NUM_RANKS - 1
+    for kind, text in results:
+        if kind is RuntimeError:
+            assert "planning failed on rank 1" in text and "in plan" in text and "ZeroDivisionError: a bug" in text
+
+
+def test_closing_ends_a_wait_for_a_plan_that_never_comes() -> None:
+    """The other ranks are gone: without an end to the wait, a run that fails would hang while it cleans up."""
+    exchange = PlanExchange(dist.HashStore(), "alone", 0, NUM_RANKS, setup())
+    planned = PlannedSteps(map(step, range(1, 4)), exchange, 1)
+    done = threading.Thread(target=planned.close, daemon=True)
+    done.start()
+    done.join(timeout=20)
+    assert not done.is_alive()
+
+
+def test_used_plans_leave_the_store() -> None:
+    store = dist.HashStore()
+
+    def walk(rank: int) -> None:
+        planned = PlannedSteps(map(step, range(1, 30)), PlanExchange(store, "s", rank, NUM_RANKS, setup()), 1)
+        for _ in planned:
+            together.wait(timeout=60)
+        planned.close()
+
+    together = threading.Barrier(NUM_RANKS)
+    with ThreadPoolExecutor(NUM_RANKS) as pool:
+        for future in [pool.submit(walk, rank) for rank in range(NUM_RANKS)]:
+            future.result(timeout=60)
+    assert store.num_keys() <= 2 * 6
