@@ -46,8 +46,8 @@ def _text(allowed: str, optional: bool = False):
     return _rule(allowed, lambda v: isinstance(v, str) and bool(v.strip()), optional)
 
 
-def _flag():
-    return _rule("true or false", lambda v: isinstance(v, bool))
+def _flag(optional: bool = False):
+    return _rule("true or false", lambda v: isinstance(v, bool), optional)
 
 
 def _is_betas(value: object) -> bool:
@@ -61,6 +61,11 @@ class DataConfig:
     path: str = _text("a file or a directory")
     eval_path: str | None = _text("a file or a directory", optional=True)
     tokenizer: str = _text("the path of a tokenizer.json or of a SentencePiece .model")
+    text_field: str = _text("the field of a line that holds its text")
+    add_bos: bool | None = _flag(optional=True)
+    add_eos: bool | None = _flag(optional=True)
+    bos: str | None = _text("a piece of the tokenizer", optional=True)
+    eos: str | None = _text("a piece of the tokenizer", optional=True)
     pack_tokens: int = _integer(1)
     packing: str = _choice("best_fit", "concat")
     lookahead: int = _integer(0)

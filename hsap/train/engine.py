@@ -103,7 +103,9 @@ def deepspeed_settings(config: TrainConfig) -> dict:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": config.accumulation,
         "gradient_clipping": config.optim.clip or 0.0,
-        "zero_optimization": {"stage": config.engine.zero_stage},
+        # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
+        # transfers on another rank, and two communicators that wait for each other hang.
+        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
     }

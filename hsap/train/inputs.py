@@ -52,7 +52,8 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     for path in (config.data.path, config.data.eval_path):
         if path is not None:
             list_files(path)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    data = config.data
+    tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
     # The plan of nothing: already it knows the planner, its options, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
@@ -105,7 +106,7 @@ def kernel_options(config: TrainConfig) -> dict:
 
 
 def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
-    store = tokenise_documents(JsonLines(path), tokenizer, model.vocab_size)
+    store = tokenise_documents(JsonLines(path, config.data.text_field), tokenizer, model.vocab_size)
     check_packing(store.lengths, config.data.pack_tokens, config.data.packing)
     return store
 
