@@ -156,8 +156,8 @@ def test_options_of_a_planner():
     ("arguments", "words"),
     [
         (["--lengths", "5,x"], "'x'"),
-        (["--lengths", "5,0"], "length 0"),
-        (["--lengths", "5," + "9" * 30], "too large"),
+        (["--lengths", "5,0"], "lengths[1] is 0"),
+        (["--lengths", "5," + "9" * 30], "lengths[1] is"),
         (["--lengths", "5", "--planner", "nobody"], "known planners are"),
         (["--lengths", "5", "--planner", "ring:speed=1"], "unknown option 'speed'"),
         (["--lengths", "5", "--planner", "ring:speed"], "can't read the option 'speed'"),
