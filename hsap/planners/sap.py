@@ -61,7 +61,10 @@ def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strateg
         shards = equal_shards(problem.layout.num_tokens, problem.topology.inter_sp)
         return same_both_ways(problem, shards, lambda blocks: _by_count(problem, shards, blocks))
     tables = [problem.slices(mask) for mask in range(len(problem.masks))]
-    shards = piece_shards(problem, min(int(area(table).sum()) for table in tables))
+    # The mean over layers: a small window beside a full mask has little to balance, but cut everything to crumbs.
+    layers = [count for _, count in problem.masks]
+    total = sum(int(area(table).sum()) * count for table, count in zip(tables, layers, strict=True))
+    shards = piece_shards(problem, total // sum(layers))
     schedules = tuple(_by_area(problem, shards, cut_blocks(shards, table), slack) for table in tables)
     return Strategy(shards, schedules, schedules)
 

@@ -237,6 +237,25 @@ def test_a_plan_beyond_the_arena_is_rejected():
         assert rules(report.errors) == (set() if ok else {"memory.fits"})
 
 
+@pytest.mark.parametrize("topology", ["4x1", "2x2", "1x4"])
+def test_an_arena_out_of_proportion_is_rejected_without_a_limit_too(topology):
+    plan = small(topology, (200, 31))
+    for direction in (0, 1):
+        programs = plan.programs[0][direction]
+        for buffer in np.flatnonzero(programs.buffers.offset >= 0):
+            for offset in (1 << 61, 1 << 40):
+                wrong = with_program(plan, 0, direction, with_buffer(programs, "offset", buffer, offset))
+                assert "memory.fits" in rules(verify(wrong).errors)
+
+
+@pytest.mark.parametrize("what", [None, 3, "plan", b"", small().problem])
+def test_what_is_no_plan_is_refused(what):
+    with pytest.raises(ValueError, match="verify: plan"):
+        verify(what)
+    (fault,) = verify(replace(small(), problem=None)).errors
+    assert fault.rule == "structure.problem"
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
