@@ -124,6 +124,9 @@ def test_an_invalid_plan_is_reported_with_exit_code_one(judged, capsys, tmp_path
     assert main(["plan", "--lengths", "5", "--json", *SMALL]) == 1
     out = capsys.readouterr()
     assert json.loads(out.out)["verified"] is False and "nobody receives this" in out.err
+    kept = tmp_path / "b.plan"
+    assert main(["plan", "--lengths", "5", "-o", str(kept), *SMALL]) == 1
+    assert not kept.exists()
 
 
 def test_a_file_of_batches_gives_a_list(judged, capsys, tmp_path):
@@ -156,12 +159,22 @@ def test_options_of_a_planner():
     ("arguments", "words"),
     [
         (["--lengths", "5,x"], "'x'"),
-        (["--lengths", "5,0"], "length 0"),
-        (["--lengths", "5," + "9" * 30], "too large"),
+        (["--lengths", "5,0"], "lengths[1] is 0"),
+        (["--lengths", "5," + "9" * 30], "lengths[1] is"),
         (["--lengths", "5", "--planner", "nobody"], "known planners are"),
         (["--lengths", "5", "--planner", "ring:speed=1"], "unknown option 'speed'"),
         (["--lengths", "5", "--planner", "ring:speed"], "can't read the option 'speed'"),
+        (["--lengths", "5", "--planner", "sap:problem=1"], "unknown option 'problem'"),
+        (["--lengths", "5", "--planner", "sap:planner=1"], "unknown option 'planner'"),
+        (["--lengths", "5", "--planner", "sap:slack=1,slack=2"], "slack is given twice"),
+        (["--lengths", "5", "--planner", "sap:slack=nan"], "slack is nan"),
         (["--lengths", "5", "--topology", "4"], "topology"),
+        (["--lengths", "9223372036854775807"], "lengths[0] is 9223372036854775807"),
+        (["--lengths", "16777216,1"], "16777217 tokens"),
+        (["--lengths", "5", "--mask", "window:" + "9" * 30], "parameters of window[0]"),
+        (["--lengths", "5", "--ranks-per-node", "9" * 30], "ranks_per_node"),
+        (["--lengths", "5", "--max-tokens-per-rank", "0"], "max_tokens_per_rank"),
+        (["--lengths", "5", "-o", ""], "--out"),
         (["--lengths", "5", "--topology", "1x16"], "query heads"),
         (["--lengths", "5", "--heads", "8:3:4"], "KV heads"),
         (["--lengths", "5", "--dtype", "int4"], "int4"),
@@ -208,6 +221,20 @@ def test_the_verifier_accepts_what_is_planned(capsys, tmp_path):
     assert main(["plan", "--lengths", "5,1,9", "--topology", "2x2", "-o", str(path), *SMALL]) == 0
     assert "verified: yes" in capsys.readouterr().out
     assert main(["verify", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LISTING + "1: create $recv-op $kv %0\n", "ok: transfers between the listed ranks agree (1); nothing else"),
+        ("Rank 0\n0: create $send-op $kv %1\n", "ok: no transfer between the listed ranks, so there was nothing"),
+    ],
+)
+def test_the_verifier_says_what_it_judged_of_a_listing(capsys, tmp_path, text, said):
+    path = tmp_path / "listing.txt"
+    path.write_text(text)
+    assert main(["verify", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_the_verifier_refuses_a_listing_without_partners(capsys, tmp_path):

@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hsap.ir.check import MAX_HEAD_DIM, MAX_HEADS, instance, one_of, whole
+
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one element; the names are the ones used everywhere (configs, plans, command line)."""
 
@@ -39,19 +41,19 @@ class HeadShape:
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:
-        if min(self.num_q_heads, self.num_kv_heads, self.head_dim) < 1:
-            raise ValueError(f"heads: {self} needs counts of at least 1")
+        for name, most in (("num_q_heads", MAX_HEADS), ("num_kv_heads", MAX_HEADS), ("head_dim", MAX_HEAD_DIM)):
+            object.__setattr__(self, name, whole(f"heads: {name}", getattr(self, name), 1, most))
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"heads: {self.num_q_heads} query heads can't share {self.num_kv_heads} KV heads evenly; the number of "
                 "KV heads must divide the number of query heads"
             )
-        if self.dtype not in DTYPE_BYTES:
-            raise ValueError(f"heads: unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
+        one_of("heads: unknown dtype", self.dtype, DTYPE_BYTES)
 
     @classmethod
     def parse(cls, text: str, dtype: str = "bf16") -> HeadShape:
         """Read `query:kv:dim`, as in `8:2:128`."""
+        instance("heads", text, str, "query:KV:dimension, as in 8:2:128")
         try:
             q, kv, dim = (int(part) for part in text.split(":"))
         except ValueError:
@@ -74,6 +76,7 @@ class HeadShape:
         Any degree up to the number of query heads. KV heads that several ranks need are replicated. Where KV heads
         and ranks divide one another, shares follow the KV heads; else query heads are dealt out evenly.
         """
+        intra_sp = whole("topology: intra_sp", intra_sp)
         if intra_sp > self.num_q_heads:
             legal = ", ".join(str(d) for d in range(1, self.num_q_heads + 1))
             raise ValueError(

@@ -7,36 +7,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hsap.ir.check import MAX_TOKENS, wholes
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Document lengths of a packed micro-batch, in order.
 
-    lengths: tokens of each document, all >= 1. sequences: number of documents in each pack (a pack may be empty);
-    their sum is the number of documents.
+    lengths: tokens of each document, all >= 1, at most `MAX_TOKENS` together. sequences: number of documents in each
+    pack (a pack may be empty); their sum is the number of documents.
     """
 
     lengths: tuple[int, ...]
     sequences: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        bad = [i for i, n in enumerate(self.lengths) if n < 1]
-        if bad:
+        object.__setattr__(self, "lengths", wholes("layout: lengths", self.lengths, 1, MAX_TOKENS))
+        object.__setattr__(self, "sequences", wholes("layout: sequences", self.sequences, 0, MAX_TOKENS))
+        if self.num_tokens > MAX_TOKENS:
             raise ValueError(
-                f"layout: document {bad[0]} has length {self.lengths[bad[0]]}; every document needs at least one "
-                "token, so drop empty documents before packing"
+                f"layout: the documents have {self.num_tokens} tokens together, a packed batch may have {MAX_TOKENS}; "
+                "put fewer documents into one"
             )
-        if any(n < 0 for n in self.sequences) or sum(self.sequences) != len(self.lengths):
+        if sum(self.sequences) != len(self.lengths):
             raise ValueError(
-                f"layout: sequences {self.sequences} (documents per pack) must add up to the {len(self.lengths)} "
-                "documents given"
+                f"layout: sequences add up to {sum(self.sequences)} documents, {len(self.lengths)} have a length; give "
+                "the number of documents in each pack"
             )
 
     @classmethod
     def from_lengths(cls, lengths: Iterable[int], sequences: Sequence[int] | None = None) -> Layout:
         """Make a layout from document lengths [tokens]; one pack unless `sequences` gives documents per pack."""
-        lengths = tuple(int(n) for n in lengths)
-        return cls(lengths, (len(lengths),) if sequences is None else tuple(int(n) for n in sequences))
+        lengths = wholes("layout: lengths", lengths, 1, MAX_TOKENS)
+        return cls(lengths, (len(lengths),) if sequences is None else sequences)
 
     @property
     def num_documents(self) -> int:

@@ -38,6 +38,17 @@ class Listing:
     def num_instructions(self) -> int:
         return sum(len(lines) for _, lines in self.streams)
 
+    @property
+    def transfers(self) -> list[tuple[int, Line]]:
+        """The sends and receives whose two ranks are both listed, as (rank, line) in printed order."""
+        listed = {rank for rank, _ in self.streams}
+        return [
+            (rank, line)
+            for rank, lines in self.streams
+            for line in lines
+            if line.op in (Op.SEND, Op.RECV) and line.peer in listed
+        ]
+
 
 def read_listing(text: str) -> Listing:
     """Read `Rank 0` headings and lines like `4: create $send-op $kv %1`; lines of dots stand for what is left out.

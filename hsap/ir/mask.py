@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hsap.ir.check import instance, one_of, wholes
 from hsap.ir.layout import Layout
 from hsap.ir.slice import K0, K1, Q0, Q1, UNBOUNDED, canonical, slices
 
@@ -43,25 +44,24 @@ MASKS: dict[str, _Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """One attention pattern of a document: a name of `MASKS` with its integer parameters, all >= 1."""
+    """One attention pattern of a document: a name of `MASKS` with its integer parameters, 1 to 2^40."""
 
     name: str = "causal"
     parameters: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        family = MASKS.get(self.name)
-        if family is None:
-            raise ValueError(f"mask: unknown name {self.name!r}; known masks are {', '.join(MASKS)}")
-        if len(self.parameters) != len(family.parameters) or any(p < 1 for p in self.parameters):
+        family = MASKS[one_of("mask: unknown name", self.name, MASKS, "masks")]
+        object.__setattr__(self, "parameters", wholes(f"mask: parameters of {self.name}", self.parameters))
+        if len(self.parameters) != len(family.parameters):
             wanted = ":".join([self.name, ",".join(family.parameters)]) if family.parameters else self.name
-            raise ValueError(
-                f"mask: {self.name!r} got parameters {self.parameters}; write {wanted} with integers of at least 1"
-            )
+            raise ValueError(f"mask: {self.name!r} got parameters {self.parameters}; write {wanted}")
 
     @classmethod
     def parse(cls, text: str) -> Mask:
         """Read `name` or `name:p,…`, as in `window:4096`."""
-        name, _, rest = text.strip().partition(":")
+        name, _, rest = (
+            instance("mask", text, str, "a name with its parameters, as in window:4096").strip().partition(":")
+        )
         try:
             parameters = tuple(int(p) for p in rest.split(",")) if rest else ()
         except ValueError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hsap.ir.block import Shards
+from hsap.ir.check import instance
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
@@ -111,18 +112,19 @@ class Plan:
         """Read a stored plan; ValueError where the file is not one. Loading proves nothing: `verify` does."""
         try:
             return cls.from_bytes(Path(path).read_bytes())
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise ValueError(f"{path}: {error}") from None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
         """Read the stored form; sizes are checked before anything is allocated."""
         try:
-            header, columns = _split(data)
+            header, columns = _split(instance("a stored plan", data, bytes, "the bytes of its file"))
             plan = _assemble(header, columns)
-        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            same = plan.hash == header["hash"]
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not a stored plan: its header lacks or mistypes {error}") from None
-        if plan.hash != header["hash"]:
+        if not same:
             raise ValueError("the content hash doesn't match; the file is damaged or was edited")
         return plan
 
@@ -152,15 +154,11 @@ def problem_to_json(problem: Problem) -> dict:
 
 def problem_from_json(data: dict) -> Problem:
     """Read what `problem_to_json` gives."""
-    masks = tuple(
-        (Mask.parse(mask) if isinstance(mask, str) else tuple(Mask.parse(m) for m in mask), layers)
-        for mask, layers in data["masks"]
-    )
     return Problem(
-        Layout(tuple(data["lengths"]), tuple(data["sequences"])),
+        Layout(data["lengths"], data["sequences"]),
         HeadShape(**data["heads"]),
         Topology.parse(data["topology"]),
-        masks,
+        data["masks"],
         Cluster(**data["cluster"]),
         data["max_tokens_per_rank"],
         data["arena_multiple"],
@@ -193,11 +191,15 @@ def _split(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     size = int.from_bytes(data[len(MAGIC) : start], "little")
     if size > min(MAX_HEADER_BYTES, len(data) - start):
         raise ValueError(f"the header claims {size} bytes, more than the file has; it is cut short or damaged")
-    header = json.loads(data[start : start + size])
+    try:
+        header = json.loads(data[start : start + size])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the header isn't JSON that can be read ({error}); the file is damaged") from None
     columns, offset = {}, start + size
     for name, dtype, shape in header["columns"]:
         known = _layout(name)
-        if np.dtype(dtype) != known[0] or tuple(shape[1:]) != known[1] or not all(type(n) is int for n in shape):
+        # Names are compared: np.dtype makes no end of things from a string.
+        if dtype != known[0].str or tuple(shape[1:]) != known[1] or not all(type(n) is int for n in shape):
             raise ValueError(f"column {name} has dtype {dtype} and shape {shape}; that is not a plan's")
         count = shape[0] * int(np.prod(known[1], dtype=np.int64))
         if count < 0 or offset + count * known[0].itemsize > len(data):
@@ -236,8 +238,8 @@ def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
         charts.append(tuple(columns[f"{m}.{direction}.chart"] for direction in DIRECTIONS))
     return Plan(
         problem,
-        str(header["planner"]),
-        dict(header["options"]),
+        instance("a stored plan's planner", header["planner"], str, "its name"),
+        instance("a stored plan's options", header["options"], dict, "a JSON object"),
         Shards(*(columns[f"shards.{f.name}"] for f in fields(Shards))),
         columns["spans"],
         columns["column_rows"],

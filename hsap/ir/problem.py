@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hsap.ir.check import MAX_RANKS, instance, number, one_of, shown, whole
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, mask_slices
@@ -20,8 +21,9 @@ class Topology:
     intra_sp: int
 
     def __post_init__(self) -> None:
-        if self.inter_sp < 1 or self.intra_sp < 1:
-            raise ValueError(f"topology: {self.inter_sp}x{self.intra_sp} needs at least one rank on each side")
+        for name in ("inter_sp", "intra_sp"):
+            object.__setattr__(self, name, whole(f"topology: {name}", getattr(self, name), 1, MAX_RANKS))
+        whole(f"topology: the number of ranks of {self}", self.num_ranks, 1, MAX_RANKS)
 
     @classmethod
     def parse(cls, text: str) -> Topology:
@@ -61,20 +63,25 @@ class Cluster:
     num_nodes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.ranks_per_node < 1 or not 0 <= self.first_rank < self.ranks_per_node:
-            raise ValueError(
-                f"cluster {self.name}: ranks_per_node={self.ranks_per_node}, first_rank={self.first_rank}; a node has "
-                "at least one rank, and first_rank is a place inside it"
-            )
-        if self.num_nodes is not None and self.num_nodes < 1:
-            raise ValueError(f"cluster {self.name}: {self.num_nodes} nodes; give at least 1, or None for no limit")
+        instance("cluster: name", self.name, str, "a word")
+        where = f"cluster {self.name}"
+        checked = {"ranks_per_node": whole(f"{where}: ranks_per_node", self.ranks_per_node)}
+        checked["first_rank"] = whole(
+            f"{where}: first_rank, a place inside a node,", self.first_rank, 0, checked["ranks_per_node"] - 1
+        )
+        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
+            checked[name] = number(f"{where}: {name}", getattr(self, name))
+        for name in ("intra_latency_s", "inter_latency_s"):
+            checked[name] = number(f"{where}: {name}", getattr(self, name), zero=True)
+        if self.num_nodes is not None:
+            checked["num_nodes"] = whole(f"{where}: num_nodes (None for no limit)", self.num_nodes)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def preset(cls, name: str, nodes: int | None = None) -> Cluster:
         """Give a cluster by name, of `nodes` nodes (None: as many as needed)."""
-        if name not in PRESETS:
-            raise ValueError(f"cluster: unknown preset {name!r}; known ones are {', '.join(PRESETS)}")
-        return replace(PRESETS[name], num_nodes=nodes)
+        return replace(PRESETS[one_of("cluster: unknown preset", name, PRESETS)], num_nodes=nodes)
 
     def starting_at(self, rank: int, ranks_per_node: int | None = None) -> Cluster:
         """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""
@@ -100,7 +107,7 @@ Masks = Mask | tuple[Mask, ...]
 class Problem:
     """Source program of the compiler: a packed batch, its masks, heads, and the ranks to run on.
 
-    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask` or one per document.
+    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask` or one per document, or their text.
     max_tokens_per_rank: capacity that no rank's shard may exceed (None: no limit but what the planner chooses).
     arena_multiple: communication buffer of a rank in units of its largest shard's q tensor (None: what the plan needs).
     wire_dtype: dtype of partial outputs and gradients on the network (None: the dtype of q).
@@ -116,17 +123,23 @@ class Problem:
     wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "masks", tuple((_as_masks(m), int(n)) for m, n in self.masks))
-        if not self.masks or any(n < 1 for _, n in self.masks):
-            raise ValueError("problem: masks needs at least one (mask, num_layers) pair with num_layers >= 1")
+        for name, kind in (("layout", Layout), ("heads", HeadShape), ("topology", Topology), ("cluster", Cluster)):
+            instance(f"problem: {name}", getattr(self, name), kind, f"a {kind.__name__}")
+        object.__setattr__(self, "masks", _as_pairs(self.masks))
         for mask, _ in self.masks:
             if not isinstance(mask, Mask) and len(mask) != self.layout.num_documents:
                 raise ValueError(
                     f"problem: {len(mask)} masks for {self.layout.num_documents} documents; give one mask, or one per "
                     "document"
                 )
-        if self.wire_dtype is not None and self.wire_dtype not in DTYPE_BYTES:
-            raise ValueError(f"problem: unknown wire_dtype {self.wire_dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
+        if self.max_tokens_per_rank is not None:
+            limit = whole("problem: max_tokens_per_rank (None for no limit)", self.max_tokens_per_rank)
+            object.__setattr__(self, "max_tokens_per_rank", limit)
+        if self.arena_multiple is not None:
+            multiple = number("problem: arena_multiple (None for what the plan needs)", self.arena_multiple)
+            object.__setattr__(self, "arena_multiple", multiple)
+        if self.wire_dtype is not None:
+            one_of("problem: unknown wire_dtype", self.wire_dtype, DTYPE_BYTES)
         self.heads.shares(self.topology.intra_sp)
         nodes = (self.cluster.first_rank + self.num_ranks - 1) // self.cluster.ranks_per_node + 1
         if self.cluster.num_nodes is not None and nodes > self.cluster.num_nodes:
@@ -156,7 +169,21 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
     return int(problem.arena_multiple * q_bytes)
 
 
-def _as_masks(mask: Masks | str) -> Masks:
-    if isinstance(mask, str):
-        return Mask.parse(mask)
-    return mask if isinstance(mask, Mask) else tuple(Mask.parse(m) if isinstance(m, str) else m for m in mask)
+def _as_pairs(masks: object) -> tuple[tuple[Masks, int], ...]:
+    """Read (mask, num_layers) pairs."""
+    if not isinstance(masks, list | tuple) or not masks or not all(_is_pair(pair) for pair in masks):
+        raise ValueError(
+            f"problem: masks is {shown(masks)}; give (mask, num_layers) pairs, at least one, as in "
+            "(('causal', 24), ('window:4096', 8)); a mask is a Mask, its text, or a list of these, one per document"
+        )
+    return tuple((_as_masks(mask), whole("problem: num_layers of a mask", layers)) for mask, layers in masks)
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Mask | str | list | tuple)
+
+
+def _as_masks(mask: object) -> Masks:
+    if isinstance(mask, list | tuple):
+        return tuple(m if isinstance(m, Mask) else Mask.parse(m) for m in mask)
+    return mask if isinstance(mask, Mask) else Mask.parse(mask)

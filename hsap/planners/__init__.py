@@ -7,9 +7,11 @@ intra column. `PLANNERS` is the whole list.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.distflash import distflash
@@ -39,16 +41,23 @@ PLANNERS: dict[str, Planner] = {
 
 def find(name: str) -> Planner:
     """Look a planner up by name; ValueError lists the known ones."""
-    if name not in PLANNERS:
-        raise ValueError(f"planner: unknown name {name!r}; known planners are {', '.join(PLANNERS)}")
-    return PLANNERS[name]
+    return PLANNERS[one_of("planner: unknown name", name, PLANNERS, "planners")]
 
 
 def run(name: str, problem: Problem, options: dict) -> Strategy:
-    """Let a planner choose; ValueError where it doesn't know an option."""
+    """Let a planner choose; ValueError where `check_options` finds one."""
+    check_options(name, options)
+    return find(name).plan(problem, **options)
+
+
+def check_options(name: str, options: dict) -> None:
+    """Refuse, by ValueError, an option that the planner doesn't know and a value that a stored plan can't keep."""
     plan = find(name).plan
     known = [p for p in inspect.signature(plan).parameters if p != "problem"]
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise ValueError(f"planner {name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}")
-    return plan(problem, **options)
+        if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(
+                f"planner {name}: {option} is {shown(value)}; give a word, a finite number, a truth value or None"
+            )

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
+from hsap.ir.check import number
 from hsap.ir.heads import HeadShape
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
@@ -55,13 +56,15 @@ def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strateg
     """Plan contiguous shards with every document's blocks spread over its ranks, evenly for all."""
     if balance not in ("area", "blocks"):
         raise ValueError(f"planner sap: unknown balance={balance!r}; choose area (visible pairs) or blocks (the paper)")
-    if not isinstance(slack, (int, float)) or not 0 <= slack < math.inf:
-        raise ValueError(f"planner sap: slack={slack!r} must be a number of at least 0, as 0.05 for 5 % over the mean")
+    slack = number("planner sap: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
     if balance == "blocks":
         shards = equal_shards(problem.layout.num_tokens, problem.topology.inter_sp)
         return same_both_ways(problem, shards, lambda blocks: _by_count(problem, shards, blocks))
     tables = [problem.slices(mask) for mask in range(len(problem.masks))]
-    shards = piece_shards(problem, min(int(area(table).sum()) for table in tables))
+    # The mean over layers: a small window beside a full mask has little to balance, but cut everything to crumbs.
+    layers = [count for _, count in problem.masks]
+    total = sum(int(area(table).sum()) * count for table, count in zip(tables, layers, strict=True))
+    shards = piece_shards(problem, total // sum(layers))
     schedules = tuple(_by_area(problem, shards, cut_blocks(shards, table), slack) for table in tables)
     return Strategy(shards, schedules, schedules)
 

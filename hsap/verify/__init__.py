@@ -6,6 +6,7 @@ are for people and are not read.
 
 from __future__ import annotations
 
+from hsap.ir.check import instance
 from hsap.ir.listing import Listing
 from hsap.ir.plan import Plan
 from hsap.verify import dataflow, memory, progress, structure
@@ -18,7 +19,7 @@ __all__ = ["Fault", "Report", "verify"]
 
 
 def verify(plan: Plan | Listing) -> Report:
-    """Check a plan against its problem; never raises, whatever the plan's columns hold.
+    """Check a plan against its problem; never raises, whatever the plan's columns hold (ValueError: it is no plan).
 
     Of a listing in the paper's spelling only the transfers between its ranks can be judged.
 
@@ -28,7 +29,7 @@ def verify(plan: Plan | Listing) -> Report:
     """
     if isinstance(plan, Listing):
         return Report(plan, tuple(check_listing(plan)))
-    faults = check_plan(plan)
+    faults = check_plan(instance("verify: plan", plan, Plan, "an hsap.Plan or a Listing"))
     if faults:
         return Report(plan, tuple(faults))
     for mask in range(len(plan.programs)):

@@ -15,13 +15,10 @@ RULE = "progress.paired"
 
 def check_listing(listing: Listing) -> list[Fault]:
     """Find transfers between listed ranks whose partner doesn't do its half, or does it in another order."""
-    listed = [rank for rank, _ in listing.streams]
     halves: dict[tuple[int, int], tuple[list[Line], list[Line]]] = {}
-    for rank, lines in listing.streams:
-        for line in lines:
-            if line.op in (Op.SEND, Op.RECV) and line.peer in listed:
-                pair = (rank, line.peer) if line.op == Op.SEND else (line.peer, rank)
-                halves.setdefault(pair, ([], []))[line.op == Op.RECV].append(line)
+    for rank, line in listing.transfers:
+        pair = (rank, line.peer) if line.op == Op.SEND else (line.peer, rank)
+        halves.setdefault(pair, ([], []))[line.op == Op.RECV].append(line)
     return [fault for pair, (sends, receives) in halves.items() for fault in _judge(*pair, sends, receives)]
 
 

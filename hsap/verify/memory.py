@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hsap.ir.effects import live_ranges
+from hsap.ir.precision import aligned
 from hsap.ir.problem import arena_capacity
 from hsap.ir.program import Space
 from hsap.ir.sort import order_of
@@ -19,14 +20,19 @@ PAIRS_PER_BUFFER = 64
 
 
 def fits(s: Stream) -> Iterator[Found]:
-    """No buffer ends beyond the arena's capacity, where the problem sets one."""
+    """No buffer ends beyond the arena's capacity; where the problem sets none, all of a rank's side by side."""
     b, problem = s.buffers, s.plan.problem
+    in_arena = b.space == Space.ARENA
     if problem.arena_multiple is None:
-        return
-    capacity = arena_capacity(problem, int(s.plan.tokens_per_rank.max(initial=0)))
-    # Whatever int64 can't hold is more than any buffer's end, which is below 2 ** 62.
-    bad = np.flatnonzero((b.space == Space.ARENA) & (b.offset + b.num_bytes > min(capacity, 1 << 62)))
-    yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} ends beyond the arena's {capacity} bytes")
+        # No plan needs more. Executors make the arena as large as the farthest end, so that one must be in proportion.
+        running = np.concatenate([[0], np.cumsum(np.where(in_arena, aligned(b.num_bytes), 0))])
+        capacity = np.diff(running[b.offsets])[s.buffer_rank]
+    else:
+        # Whatever int64 can't hold is more than any buffer's end, which is below 2 ** 62.
+        most = min(arena_capacity(problem, int(s.plan.tokens_per_rank.max(initial=0))), 1 << 62)
+        capacity = np.full(len(b), most)
+    bad = np.flatnonzero(in_arena & (b.offset + b.num_bytes > capacity))
+    yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} ends beyond the arena's {capacity[i]} bytes")
 
 
 def apart(s: Stream) -> Iterator[Found]:

@@ -1,7 +1,8 @@
 """Placement: rules on what all streams of a plan share, before any instruction is looked at.
 
 A plan may come from a file that somebody edited, so nothing here trusts a shape, a dtype or a number; and nothing is
-allocated that isn't in proportion to the columns that are already there or to the limits below.
+allocated that isn't in proportion to the columns that are already there or to the limits that the problem's classes
+keep (`hsap.ir.check`).
 """
 
 from __future__ import annotations
@@ -12,19 +13,13 @@ from dataclasses import fields
 import numpy as np
 
 from hsap.ir.block import Shards
-from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
+from hsap.ir.problem import Problem
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS
-from hsap.ir.slice import UNBOUNDED, canonical
+from hsap.ir.slice import canonical
 from hsap.ir.span import coalesce
 from hsap.verify.report import Fault
-
-MAX_TOKENS = 1 << 24
-MAX_RANKS = 1 << 12
-MAX_HEADS = (1 << 15) - 1
-MAX_HEAD_DIM = 1 << 16
-"""Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""
 
 
 def check_plan(plan: Plan) -> list[Fault]:
@@ -37,30 +32,9 @@ def check_plan(plan: Plan) -> list[Fault]:
 
 
 def problem(plan: Plan) -> Iterator[str]:
-    """The problem's numbers are integers within the limits."""
-    p = plan.problem
-    counts = {
-        "inter_sp": (p.topology.inter_sp, MAX_RANKS),
-        "intra_sp": (p.topology.intra_sp, MAX_RANKS),
-        "num_q_heads": (p.heads.num_q_heads, MAX_HEADS),
-        "num_kv_heads": (p.heads.num_kv_heads, MAX_HEADS),
-        "head_dim": (p.heads.head_dim, MAX_HEAD_DIM),
-        "max_tokens_per_rank": (1 if p.max_tokens_per_rank is None else p.max_tokens_per_rank, UNBOUNDED),
-    }
-    bad = [name for name, (value, most) in counts.items() if type(value) is not int or not 1 <= value <= most]
-    if bad:
-        yield f"{bad[0]} is {counts[bad[0]][0]!r}; it must be an integer from 1 to {counts[bad[0]][1]}"
-        return
-    if p.num_ranks > MAX_RANKS:
-        yield f"{p.topology} has more than {MAX_RANKS} ranks"
-    if any(type(n) is not int for n in p.layout.lengths) or p.layout.num_tokens > MAX_TOKENS:
-        yield f"document lengths must be integers that add up to at most {MAX_TOKENS} tokens"
-    multiple = p.arena_multiple
-    if multiple is not None and not (isinstance(multiple, (int, float)) and 0 <= multiple <= UNBOUNDED):
-        yield f"arena_multiple is {multiple!r}; it must be a finite number that isn't negative"
-    listed = [m for masks, _ in p.masks for m in ((masks,) if isinstance(masks, Mask) else masks)]
-    if any(type(n) is not int or n > UNBOUNDED for m in listed for n in m.parameters):
-        yield f"mask parameters must be integers of at most {UNBOUNDED}"
+    """The problem is one; its own classes keep every number of it within the limits."""
+    if not isinstance(plan.problem, Problem):
+        yield f"the problem is {plan.problem!r:.60}; it must be a Problem"
 
 
 def columns(plan: Plan) -> Iterator[str]:

@@ -112,7 +112,7 @@ def test_round_trip_of_packs_and_of_one_giant_document():
     problem = Problem(Layout((3, 4, 1), (0, 2, 1)), HeadShape(2, 1, 4), Topology(2, 1))
     plan = compile(problem, "zigzag")
     assert_same(parse(plan.text()), plan)
-    assert_same(parse(small([1 << 33], "3x1").text()), small([1 << 33], "3x1"))
+    assert_same(parse(small([1 << 24], "3x1").text()), small([1 << 24], "3x1"))
 
 
 def test_round_trip_of_columns_that_no_compiler_makes():
@@ -162,10 +162,10 @@ def edited(pattern, replacement):
         ('planner "ring"', "planner 3", "line 3: expected a JSON string, found '3'"),
         ("options {}", "options " + "[" * 10000, "JSON"),
         ('topology "2x1"', 'topology "3x1"', "3 columns and 3 ranks"),
-        ('topology "2x1"', 'topology "999999999x1"', "more ranks than the text has lines"),
+        ('topology "2x1"', 'topology "4000x1"', "more ranks than the text has lines"),
         ('topology "2x1"', 'topology "none"', "topology=none: expected NxM"),
-        ("problem lengths [7, 5, 3]", 'problem lengths ["7"]', "lacks or mistypes"),
-        ("problem lengths [7, 5, 3]", "problem lengths [7.5, 5, 3]", "unknown parts or values"),
+        ("problem lengths [7, 5, 3]", 'problem lengths ["7"]', "lengths[0] is"),
+        ("problem lengths [7, 5, 3]", "problem lengths [7.5, 5, 3]", "lengths[0] is 7.5"),
         ("problem lengths [7, 5, 3]", "problem length [7, 5, 3]", "lacks or mistypes 'lengths'"),
         ("problem lengths", "problem colour 3\nproblem lengths", "unknown parts or values"),
         ("shard 1 home", "shard 2 home", "expected 1, the number of the next shard, found '2'"),

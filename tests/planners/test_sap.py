@@ -171,3 +171,12 @@ def test_options_are_checked():
             compile(FIGURE_3, "sap", slack=slack)
     with pytest.raises(ValueError, match="unknown option 'grain'"):
         compile(FIGURE_3, "sap", grain=3)
+
+
+def test_a_small_window_beside_a_full_mask_cuts_no_crumbs():
+    def plan(*masks):
+        return compile(Problem(Layout.from_lengths([84]), HEADS, Topology(16, 1), masks), "sap")
+
+    alone, beside = plan(("full", 1)), plan(("full", 1), ("window:1", 1))
+    assert len(beside.shards) <= len(alone.shards)
+    assert beside.num_instructions <= 2 * alone.num_instructions

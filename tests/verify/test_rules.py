@@ -231,21 +231,36 @@ def test_a_plan_beyond_the_arena_is_rejected():
     plan = small("4x1", (200, 31))
     need, tokens = int(plan.arena_bytes().max()), int(plan.tokens_per_rank.max())
     unit = arena_capacity(replace(plan.problem, arena_multiple=1.0), tokens)
-    for multiple, ok in ((need / unit * 1.01, True), (need / unit * 0.9, False), (0, False)):
+    for multiple, ok in ((need / unit * 1.01, True), (need / unit * 0.9, False), (1e-9, False)):
         report = verify(replace(plan, problem=replace(plan.problem, arena_multiple=multiple)))
         assert report.ok == ok
         assert rules(report.errors) == (set() if ok else {"memory.fits"})
 
 
+@pytest.mark.parametrize("topology", ["4x1", "2x2", "1x4"])
+def test_an_arena_out_of_proportion_is_rejected_without_a_limit_too(topology):
+    plan = small(topology, (200, 31))
+    for direction in (0, 1):
+        programs = plan.programs[0][direction]
+        for buffer in np.flatnonzero(programs.buffers.offset >= 0):
+            for offset in (1 << 61, 1 << 40):
+                wrong = with_program(plan, 0, direction, with_buffer(programs, "offset", buffer, offset))
+                assert "memory.fits" in rules(verify(wrong).errors)
+
+
+@pytest.mark.parametrize("what", [None, 3, "plan", b"", small().problem])
+def test_what_is_no_plan_is_refused(what):
+    with pytest.raises(ValueError, match="verify: plan"):
+        verify(what)
+    (fault,) = verify(replace(small(), problem=None)).errors
+    assert fault.rule == "structure.problem"
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"layout": Layout((1 << 40,), (1,))}, "tokens"),
-        ({"topology": Topology(1 << 40, 1)}, "inter_sp"),
-        ({"topology": Topology(1 << 11, 4)}, "ranks"),
-        ({"heads": HeadShape(4, 2, 1 << 40)}, "head_dim"),
-        ({"arena_multiple": float("nan")}, "arena_multiple"),
-        ({"masks": ((Mask("window", (1 << 80,)), 1),)}, "mask parameters"),
+        ({"layout": Layout((1 << 24,), (1,))}, "shards"),
+        ({"topology": Topology(1 << 12, 1)}, "column_rows"),
         ({"max_tokens_per_rank": 2}, "max_tokens_per_rank"),
         ({"masks": ((Mask(), 1), (Mask(), 1))}, "2 masks"),
     ],
@@ -253,7 +268,7 @@ def test_a_plan_beyond_the_arena_is_rejected():
 def test_a_hostile_problem_is_refused_before_anything_is_allocated(change, word):
     plan = small()
     report = verify(replace(plan, problem=replace(plan.problem, **change)))
-    (fault,) = report.errors
+    fault = report.errors[0]
     assert word in fault.message
     assert fault.rank is None
     assert fault.rule in str(report)

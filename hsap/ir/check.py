@@ -1,0 +1,68 @@
+"""Checks that value classes make of what they are given, and the limits that all of them and the verifier share."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+from hsap.ir.slice import UNBOUNDED
+
+MAX_TOKENS = 1 << 24
+MAX_RANKS = 1 << 12
+MAX_HEADS = (1 << 15) - 1
+MAX_HEAD_DIM = 1 << 16
+"""Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""
+
+
+def shown(value: Any) -> str:
+    """Print a value for a message: shortened, on one line."""
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # an integer of more digits than Python prints
+        return "an integer of thousands of digits"
+
+
+def whole(name: str, value: Any, low: int = 1, high: int = UNBOUNDED) -> int:
+    """Give a whole number in [low, high] as an int; ValueError for others, floats and truth values included."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= value <= high:
+        return int(value)
+    raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
+
+
+def wholes(name: str, values: Any, low: int = 1, high: int = UNBOUNDED) -> tuple[int, ...]:
+    """Give whole numbers in [low, high] as a tuple of ints; ValueError names the first that is none."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} is {shown(values)}; it must be a list of whole numbers")
+    values = tuple(values)
+    if set(map(type, values)) <= {int} and (not values or low <= min(values) <= max(values) <= high):
+        return values  # at once: a batch has thousands
+    return tuple(whole(f"{name}[{i}]", value, low, high) for i, value in enumerate(values))
+
+
+def number(name: str, value: Any, zero: bool = False) -> float:
+    """Give a finite number above 0 (or from 0) as a float; ValueError for others, truth values included."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        given = float(value) if real else math.nan
+    except OverflowError:
+        given = math.inf
+    if 0 < given < math.inf or (zero and given == 0):
+        return given
+    raise ValueError(f"{name} is {shown(value)}; it must be a finite number {'from' if zero else 'above'} 0")
+
+
+def instance(name: str, value: Any, kind: type, example: str) -> Any:
+    """Give a value of that kind; ValueError says what was given, and what to give."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {shown(value)}, of type {type(value).__name__}; give {example}")
+    return value
+
+
+def one_of(what: str, value: Any, known: Iterable[str], ones: str = "ones") -> str:
+    """Give a name that is known; ValueError lists those that are."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{what} {shown(value)}; known {ones} are {', '.join(known)}")
+    return value
