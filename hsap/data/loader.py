@@ -9,6 +9,7 @@ from hsap.data.batch import MicroBatch, build_micro_batch, count_targets, count_
 from hsap.data.pack import WINDOW, Pack, PackStream, check_dealing, check_packing, deal, epoch_packs
 from hsap.data.prefetch import Prefetch
 from hsap.data.store import DocumentStore
+from hsap.ir.check import whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +73,11 @@ class StepLoader:
         cursor: dict[str, int | str] | None = None,
     ) -> None:
         check_dealing(packs_per_step, dp_size, micro_packs)
+        whole("data-parallel rank", dp_rank, 0, dp_size - 1)
         stream = PackStream(store.lengths, pack_tokens, packs_per_step, seed, policy, window)
         if cursor is not None:
             stream.load_state_dict(cursor)
-        elif start_step != 1:
+        elif whole("start step", start_step) != 1:
             stream.seek(start_step)
         self._steps = Prefetch(_steps(store, stream, dp_rank, dp_size, micro_packs), lookahead)
 
@@ -127,9 +129,12 @@ def eval_batches(
 ) -> EvalBatches:
     """Prepare held-out data once: the same packs at every evaluation and for every seed and data-parallel size.
 
-    max_packs: take no more than the first so many (they are in random order); None: all.
+    max_packs: take no more than the first so many (they are in random order); None: all. Errors (ValueError): settings
+    that don't fit.
     """
-    check_packing(store.lengths, pack_tokens, policy, window)
+    pack_tokens, window = check_packing(store.lengths, pack_tokens, policy, window)
+    if max_packs is not None:
+        max_packs = whole("eval max_packs (None for all)", max_packs, 0)
     packs = epoch_packs(store.lengths, pack_tokens, seed=0, epoch=0, policy=policy, window=window)[:max_packs]
     check_dealing(0, dp_size, micro_packs)
     padded: list[Pack] = packs + [()] * (-len(packs) % (dp_size * micro_packs))

@@ -23,7 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hsap.ir.check import instance, one_of, whole
+from hsap.ir.slice import UNBOUNDED
+
 POLICIES = ("best_fit", "concat")
+MAX_SOUGHT_EPOCHS = 1 << 12
+"""Epochs that `seek` packs at most; beyond, a start step is a slip of the pen and not worth hours."""
 WINDOW = 65_536
 """Documents that best-fit looks at together: a hundred thousand pieces pack in under a second and fill 99.9 %."""
 
@@ -134,14 +139,10 @@ class PackStream:
         window: int = WINDOW,
     ) -> None:
         self.lengths = np.asarray(lengths, dtype=np.int64)
-        check_packing(self.lengths, pack_tokens, policy, window)
-        _check_least("train.packs_per_step", packs_per_step, 1)
-        _check_least("train.seed", seed, 0)
-        self.pack_tokens = pack_tokens
-        self.packs_per_step = packs_per_step
-        self.seed = seed
+        self.pack_tokens, self.window = check_packing(self.lengths, pack_tokens, policy, window)
+        self.packs_per_step = whole("train.packs_per_step", packs_per_step)
+        self.seed = whole("train.seed", seed, 0, UNBOUNDED)
         self.policy = policy
-        self.window = window
         self._step = 0
         self._epoch = 0
         self._index = 0
@@ -163,10 +164,14 @@ class PackStream:
 
     def seek(self, step: int) -> None:
         """Go to where the next step is `step` (from 1); packs every epoch before it, unlike `load_state_dict`."""
-        if step < 1:
-            raise ValueError(f"start step {step} doesn't exist; steps count from 1")
+        step, packs = whole("start step", step), self._pack_epoch(0)
+        if (step - 1) * self.packs_per_step > MAX_SOUGHT_EPOCHS * len(packs):
+            raise ValueError(
+                f"start step {step} lies more than {MAX_SOUGHT_EPOCHS} epochs of {len(packs)} packs ahead, and each is "
+                "packed on the way; check the step, or resume from a checkpoint's cursor"
+            )
         self._step, self._epoch, self._index = step - 1, 0, (step - 1) * self.packs_per_step
-        self._packs = self._pack_epoch(0)
+        self._packs = packs
         self._skip_finished_epochs()
 
     def state_dict(self) -> dict[str, int | str]:
@@ -176,8 +181,10 @@ class PackStream:
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         """Go on after the step that `state` was taken at; only the epoch it lies in is packed again.
 
-        Errors (ValueError): a state of other data or settings, with what differs: its packs would be others.
+        Errors (ValueError): a state of other data or settings, with what differs: its packs would be others; a place
+        that the stream doesn't have.
         """
+        instance("the data cursor", state, dict, "what a checkpoint keeps of the data stream")
         mine = self._identity()
         names = {**mine, "step": 0, "epoch": 0, "pack": 0}
         missing = [name for name in names if name not in state]
@@ -189,8 +196,18 @@ class PackStream:
                 f"the data cursor belongs to another run: {'; '.join(differs)}; documents would be lost or seen twice, "
                 f"so resume with the same data, tokenizer, seed and packing"
             )
-        self._step, self._epoch, self._index = state["step"], state["epoch"], state["pack"]
-        self._packs = self._pack_epoch(self._epoch)
+        step = whole("the data cursor's step", state["step"], 0)
+        # Every epoch has a pack, so that there are no more epochs than packs given.
+        epoch = whole("the data cursor's epoch", state["epoch"], 0, min(step * self.packs_per_step, UNBOUNDED))
+        packs = self._pack_epoch(epoch)
+        index = whole("the data cursor's pack", state["pack"], 0, len(packs))
+        given = step * self.packs_per_step
+        if index + epoch > given or (not epoch and index != given):
+            raise ValueError(
+                f"the data cursor stands after step {step} at epoch {epoch}, pack {index}, where no run can be; the "
+                "checkpoint is damaged, so resume from another"
+            )
+        self._step, self._epoch, self._index, self._packs = step, epoch, index, packs
 
     def _identity(self) -> dict[str, int | str]:
         return {
@@ -214,19 +231,15 @@ class PackStream:
             self._packs = self._pack_epoch(self._epoch)
 
 
-def check_packing(lengths: np.ndarray, pack_tokens: int, policy: str = "best_fit", window: int = WINDOW) -> None:
-    """Refuse packing settings that can't work, and data without any token, by ValueError."""
-    _check_least("data.pack_tokens", pack_tokens, 1)
-    _check_least("data.window", window, 1)
-    if policy not in POLICIES:
-        raise ValueError(f"unknown packing policy {policy!r}; set data.packing to one of {', '.join(POLICIES)}")
+def check_packing(
+    lengths: np.ndarray, pack_tokens: int, policy: str = "best_fit", window: int = WINDOW
+) -> tuple[int, int]:
+    """Give pack_tokens and window; ValueError for settings that can't work, and for data without any token."""
+    pack_tokens, window = whole("data.pack_tokens", pack_tokens), whole("data.window", window)
+    one_of("data.packing: unknown policy", policy, POLICIES)
     if not np.any(lengths):
         raise ValueError("the data set has no token at all: it is empty, or every document is; check data.path")
-
-
-def _check_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name}={value} is too small; set it to {least} or more")
+    return pack_tokens, window
 
 
 def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1) -> list[list[Pack]]:
@@ -238,8 +251,7 @@ def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1
     Errors (ValueError): a number of packs that doesn't divide.
     """
     check_dealing(len(packs), dp_size, micro_packs)
-    if not 0 <= dp_rank < dp_size:
-        raise ValueError(f"data-parallel rank {dp_rank} doesn't exist among {dp_size}; give 0 to {dp_size - 1}")
+    whole("data-parallel rank", dp_rank, 0, dp_size - 1)
     areas = [pack_area(pack) for pack in packs]
     descending = sorted(range(len(packs)), key=lambda index: (-areas[index], index))
     loads = [0] * dp_size
@@ -257,8 +269,9 @@ def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1
 
 def check_dealing(packs_per_step: int, dp_size: int, micro_packs: int) -> None:
     """Refuse a number of packs that data-parallel ranks and micro-batches don't divide."""
-    if dp_size < 1 or micro_packs < 1:
-        raise ValueError(f"dp={dp_size} and train.micro_packs={micro_packs} must both be 1 or more")
+    whole("train.packs_per_step", packs_per_step, 0)
+    whole("the data-parallel size", dp_size)
+    whole("train.micro_packs", micro_packs)
     if packs_per_step % (dp_size * micro_packs):
         unit = dp_size * micro_packs
         below = packs_per_step - packs_per_step % unit

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hsap.data.sources import Document
 from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
+from hsap.ir.check import shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +31,28 @@ class DocumentStore:
 
     @classmethod
     def from_documents(cls, documents: Iterable[tuple[str, np.ndarray]]) -> DocumentStore:
-        """Make a store from (id, token ids) pairs."""
+        """Make a store from (id, token ids) pairs; ValueError where ids aren't a list of integers that fit int32."""
         ids, parts = [], [np.zeros(0, dtype=np.int32)]
         for name, tokens in documents:
             ids.append(name)
-            parts.append(np.asarray(tokens, dtype=np.int32))
+            parts.append(_token_ids(name, tokens))
         starts = np.cumsum([len(part) for part in parts], dtype=np.int64)
         return cls(np.concatenate(parts), starts, tuple(ids))
+
+
+def _token_ids(name: str, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    try:
+        given = np.asarray(tokens)
+    except (ValueError, OverflowError):
+        given = np.empty(0, dtype=object)
+    bounds = np.iinfo(np.int32)
+    sound = given.ndim == 1 and (given.dtype.kind in "iu" or (given.size == 0 and given.dtype.kind == "f"))
+    if not sound or (given.size and not bounds.min <= int(given.min()) <= int(given.max()) <= bounds.max):
+        raise ValueError(
+            f"document {name}: its token ids are {shown(tokens)}; they must be one list of integers from {bounds.min} "
+            f"to {bounds.max}"
+        )
+    return given.astype(np.int32)
 
 
 def tokenise_documents(

@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from hsap.ir.check import instance, whole
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.machine import Kept, Machine
-from hsap.runtime.memory import Arena
+from hsap.runtime.memory import DTYPE_NAMES, Arena
 from hsap.runtime.transport import Mailbox
 
 
+@torch.no_grad()
 def reference(
     plan: Plan,
     q: Tensor,
@@ -30,11 +32,14 @@ def reference(
 ) -> tuple[Tensor, ...]:
     """Run a plan on packed tensors in token-position order.
 
-    q: [tokens, heads, dim]; k, v: [tokens, KV heads, dim]; grad_o as q. Any dtype, any device. mask: index into the
-    problem's masks. Returns (o [tokens, heads, dim], lse [heads, tokens] natural log), and (dq, dk, dv) behind them if
-    grad_o is given. ValueError: shapes that don't fit the plan.
+    q: [tokens, heads, dim]; k, v: [tokens, KV heads, dim]; grad_o as q. One dtype (float64, float32, bfloat16 or
+    float16) and one device for all. mask: index into the problem's masks. Returns (o [tokens, heads, dim], lse [heads,
+    tokens] natural log), and (dq, dk, dv) behind them if grad_o is given. Nothing is recorded for autograd: inputs that
+    require gradients count as detached, and no result requires any. ValueError: no plan, no tensors, shapes that don't
+    fit the plan, dtypes or devices that differ or that no kernel can do, a mask that the plan doesn't have.
     """
     _check(plan, q, k, v, grad_o)
+    mask = whole("reference: mask, an index into the problem's masks,", mask, 0, len(plan.problem.masks) - 1)
     if isinstance(kernel, str):
         kernel = select_kernel(kernel, q.device, q.dtype, head_dim=plan.problem.heads.head_dim)
     box = Mailbox()
@@ -75,11 +80,20 @@ def _gather(parts: list[Tensor], rows: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _check(plan: Plan, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor | None) -> None:
+    instance("reference: plan", plan, Plan, "an hsap.Plan, as hsap.compile makes it")
     heads, tokens = plan.problem.heads, plan.problem.layout.num_tokens
     wanted = {"q": heads.num_q_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads, "grad_o": heads.num_q_heads}
     for (name, count), tensor in zip(wanted.items(), (q, k, v, grad_o)):
-        if tensor is not None and tuple(tensor.shape) != (tokens, count, heads.head_dim):
+        if tensor is None and name == "grad_o":
+            continue
+        instance(f"reference: {name}", tensor, Tensor, "a torch.Tensor")
+        if tuple(tensor.shape) != (tokens, count, heads.head_dim):
             raise ValueError(
                 f"reference: {name} has shape {list(tensor.shape)}, the plan wants {[tokens, count, heads.head_dim]} "
                 "(tokens, heads, dim), packed in token-position order"
+            )
+        if tensor.dtype not in DTYPE_NAMES or (tensor.dtype, tensor.device) != (q.dtype, q.device):
+            raise ValueError(
+                f"reference: {name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}; give all one "
+                f"dtype, of {', '.join(map(str, DTYPE_NAMES))}, and one device"
             )

@@ -25,7 +25,9 @@ def fits(s: Stream) -> Iterator[Found]:
     in_arena = b.space == Space.ARENA
     if problem.arena_multiple is None:
         # No plan needs more. Executors make the arena as large as the farthest end, so that one must be in proportion.
-        running = np.concatenate([[0], np.cumsum(np.where(in_arena, aligned(b.num_bytes), 0))])
+        used = np.zeros(len(b), bool)
+        used[s.touched.buffer] = True  # the bytes of the others weren't judged
+        running = np.concatenate([[0], np.cumsum(np.where(in_arena & used, aligned(b.num_bytes), 0))])
         capacity = np.diff(running[b.offsets])[s.buffer_rank]
     else:
         # Whatever int64 can't hold is more than any buffer's end, which is below 2 ** 62.

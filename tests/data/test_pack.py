@@ -165,18 +165,18 @@ def test_a_count_that_does_not_divide_names_what_would():
         deal(packs, 0, 2, 2)
     with pytest.raises(ValueError, match=r"packs_per_step=3 .* multiple of 8, such as 8,"):
         deal(packs[:3], 0, 4, 2)
-    with pytest.raises(ValueError, match=r"rank 2 doesn't exist"):
+    with pytest.raises(ValueError, match=r"rank is 2"):
         deal(packs, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"pack_tokens": 0}, r"data\.pack_tokens=0"),
-        ({"packs_per_step": 0}, r"train\.packs_per_step=0"),
-        ({"seed": -1}, r"train\.seed=-1"),
-        ({"window": 0}, r"data\.window=0"),
-        ({"policy": "random"}, r"'random'; set data\.packing to one of best_fit, concat"),
+        ({"pack_tokens": 0}, r"data\.pack_tokens is 0"),
+        ({"packs_per_step": 0}, r"train\.packs_per_step is 0"),
+        ({"seed": -1}, r"train\.seed is -1"),
+        ({"window": 0}, r"data\.window is 0"),
+        ({"policy": "random"}, r"packing: unknown policy 'random'; known ones are best_fit, concat"),
         ({"lengths": []}, "no token at all"),
         ({"lengths": [0, 0]}, "no token at all"),
     ],
@@ -184,5 +184,5 @@ def test_a_count_that_does_not_divide_names_what_would():
 def test_settings_out_of_range_are_refused(change, named):
     with pytest.raises(ValueError, match=named):
         PackStream(**{"lengths": [4], "pack_tokens": 8, "packs_per_step": 2, **change})
-    with pytest.raises(ValueError, match="step 0"):
+    with pytest.raises(ValueError, match="step is 0"):
         PackStream([4], 8, 2).seek(0)

@@ -132,3 +132,47 @@ def test_wrong_shapes_are_refused() -> None:
         hsap.reference(plan, q, q, v)
     with pytest.raises(ValueError, match=r"intra_sp=8 is more than the 4 query heads; .* 1, 2, 3, 4"):
         hsap.Problem(problem.layout, problem.heads, hsap.Topology(1, 8))
+
+
+def small():
+    problem = hsap.Problem(hsap.Layout.from_lengths([5, 9, 2]), hsap.HeadShape(4, 2, 4, "fp64"), hsap.Topology(2, 1))
+    return hsap.compile(problem), tensors(problem, torch.float64)
+
+
+def test_nothing_is_recorded_for_autograd() -> None:
+    plan, inputs = small()
+    want = hsap.reference(plan, *inputs)
+    got = hsap.reference(plan, *(x.clone().requires_grad_() for x in inputs))
+    assert not any(x.requires_grad for x in got)
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({0: lambda x: x.float()}, "k is torch.float64"),
+        ({1: lambda x: x.half()}, "k is torch.float16"),
+        ({2: lambda x: x.to("meta")}, "v is torch.float64 on meta"),
+        ({3: lambda x: x.float()}, "grad_o is torch.float32"),
+        (dict.fromkeys(range(4), lambda x: x.long()), "q is torch.int64"),
+        (dict.fromkeys(range(4), lambda x: x.to(torch.complex64)), "q is torch.complex64"),
+        ({0: lambda x: x.numpy()}, "q is array"),
+        ({1: lambda x: None}, "k is None"),
+        ({3: lambda x: 1.0}, r"grad_o is 1\.0"),
+        ({2: lambda x: x[:-1]}, "v has shape"),
+    ],
+)
+def test_tensors_that_don_t_fit_are_refused(change, words) -> None:
+    plan, inputs = small()
+    with pytest.raises(ValueError, match=f"reference: {words}"):
+        hsap.reference(plan, *(change.get(i, lambda x: x)(x) for i, x in enumerate(inputs)))
+
+
+@pytest.mark.parametrize("mask", [1, -1, 10**20, 0.0, "0", None, True])
+def test_masks_that_the_plan_lacks_are_refused(mask) -> None:
+    plan, inputs = small()
+    with pytest.raises(ValueError, match="mask, an index"):
+        hsap.reference(plan, *inputs, mask=mask)
+    with pytest.raises(ValueError, match="reference: plan"):
+        hsap.reference(plan.problem, *inputs)

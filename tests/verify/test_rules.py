@@ -19,7 +19,7 @@ from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
 from hsap.ir.problem import Problem, Topology, arena_capacity
-from hsap.ir.program import Op, Role
+from hsap.ir.program import Op, Role, Space
 from hsap.ir.reshard import reshard
 from hsap.ir.schedule import Schedule, Strategy
 from hsap.ir.slice import canonical, dense, slices
@@ -246,6 +246,21 @@ def test_an_arena_out_of_proportion_is_rejected_without_a_limit_too(topology):
             for offset in (1 << 61, 1 << 40):
                 wrong = with_program(plan, 0, direction, with_buffer(programs, "offset", buffer, offset))
                 assert "memory.fits" in rules(verify(wrong).errors)
+
+
+def test_scratch_that_nothing_touches_doesn_t_enlarge_the_arena():
+    plan = small("2x1", (200, 31))
+    programs = plan.programs[0][0]
+    b = programs.buffers
+    scratch = {"role": Role.NONE, "space": Space.ARENA, "acc": 0, "rows": -1, "heads": 0, "num_bytes": 1 << 50}
+    more = {}
+    for name, value in (scratch | {"offset": 0}).items():
+        column = getattr(b, name)
+        more[name] = np.concatenate([column, np.full_like(column[:1], value)])
+    borders = b.offsets.copy()
+    borders[-1] += 1
+    wrong = replace(programs, buffers=replace(b, offsets=borders, **more))
+    assert rules(verify(with_program(plan, 0, 0, wrong)).errors) == {"memory.fits"}
 
 
 @pytest.mark.parametrize("what", [None, 3, "plan", b"", small().problem])

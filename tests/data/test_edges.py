@@ -1,0 +1,117 @@
+"""What the data's public door refuses: damaged cursors, settings of another kind, token ids that don't fit."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hsap.data.loader import StepLoader, eval_batches
+from hsap.data.pack import PackStream
+from hsap.data.store import DocumentStore
+
+NOT_WHOLE = (None, "8", 1.5, 8.0, math.nan, True, [8], -1, 10**30)
+LENGTHS = [5, 3, 8, 1, 7, 2]
+
+
+def stream():
+    return PackStream(LENGTHS, 8, 2, seed=3)
+
+
+@pytest.fixture
+def store(make_store):
+    return make_store(LENGTHS)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("value", [*NOT_WHOLE, 10**9])
+@pytest.mark.parametrize("name", ["pack", "epoch"])
+def test_a_damaged_place_in_a_cursor_is_refused_at_once(steps, name, value):
+    run = stream()
+    for _ in range(steps):
+        next(run)
+    with pytest.raises(ValueError, match="data cursor"):
+        stream().load_state_dict(run.state_dict() | {name: value})
+
+
+@pytest.mark.parametrize("value", [v for v in NOT_WHOLE if v != 10**30])
+def test_a_damaged_step_in_a_cursor_is_refused(value):
+    with pytest.raises(ValueError, match="data cursor's step"):
+        stream().load_state_dict(stream().state_dict() | {"step": value})
+
+
+@pytest.mark.parametrize("place", [(0, 1, 0), (0, 0, 1), (1, 0, 1), (3, 0, 0), (1, 2, 1), (1, 3, 0)])
+def test_a_place_where_no_run_can_be_is_refused(place):
+    with pytest.raises(ValueError, match="data cursor"):
+        stream().load_state_dict(stream().state_dict() | dict(zip(("step", "epoch", "pack"), place, strict=True)))
+
+
+@pytest.mark.parametrize("cursor", [None, [], "x", 3])
+def test_what_is_no_cursor(cursor):
+    with pytest.raises(ValueError, match="the data cursor"):
+        stream().load_state_dict(cursor)
+
+
+def test_every_true_cursor_is_accepted():
+    run = stream()
+    for _ in range(30):
+        again = stream()
+        again.load_state_dict(json.loads(json.dumps(run.state_dict())))
+        assert next(again) == next(run)
+
+
+@pytest.mark.parametrize("value", [*NOT_WHOLE, 0, 10**9])
+def test_start_steps_out_of_reach_are_refused(store, value):
+    with pytest.raises(ValueError, match="start step"):
+        stream().seek(value)
+    with pytest.raises(ValueError, match="start step"):
+        StepLoader(store, pack_tokens=8, packs_per_step=2, start_step=value)
+
+
+@pytest.mark.parametrize("value", NOT_WHOLE)
+@pytest.mark.parametrize(
+    "name", ["pack_tokens", "packs_per_step", "seed", "window", "micro_packs", "dp_size", "dp_rank"]
+)
+def test_settings_must_be_whole_numbers(store, name, value):
+    with pytest.raises(ValueError, match=r"must be a whole number|multiple of"):
+        StepLoader(store, **{"pack_tokens": 8, "packs_per_step": 2, name: value})
+
+
+@pytest.mark.parametrize("value", [v for v in NOT_WHOLE if v is not None and v != 10**30])
+def test_a_number_of_packs_to_evaluate(store, value):
+    with pytest.raises(ValueError, match="max_packs"):
+        eval_batches(store, pack_tokens=8, max_packs=value)
+    assert eval_batches(store, pack_tokens=8, max_packs=0).num_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [1 << 31],
+        [-(1 << 31) - 1],
+        [10**30],
+        [1.0, 2.0],
+        [math.nan],
+        ["1"],
+        [None],
+        [True],
+        [[1, 2]],
+        [[1], [2, 3]],
+        None,
+        3,
+        "12",
+        np.array([2**63], np.uint64),
+        np.array([1.5]),
+        np.zeros((0, 2), np.int64),
+    ],
+)
+def test_token_ids_that_don_t_fit_are_refused(tokens):
+    with pytest.raises(ValueError, match="document b: its token ids"):
+        DocumentStore.from_documents([("a", [1]), ("b", tokens)])
+
+
+def test_token_ids_at_the_borders_are_kept():
+    given = [(1 << 31) - 1, -(1 << 31), 0]
+    store = DocumentStore.from_documents([("a", given), ("b", []), ("c", np.array([7], np.uint16))])
+    assert store.tokens.tolist() == [*given, 7] and store.lengths.tolist() == [3, 0, 1]
+    assert store.tokens.dtype == np.int32
