@@ -9,7 +9,7 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
 
 
-def compile(problem: Problem, /, planner: str = "sap", **options) -> Plan:
+def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
     """Compile a packed batch into the streams of every rank.
 
     planner: a name of `hsap.planners.PLANNERS`; options are its own and enter the plan's hash. Deterministic.

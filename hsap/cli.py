@@ -22,7 +22,7 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.summary import summary
 from hsap.ir.text import parse, stream_lines
-from hsap.planners import PLANNERS, check_options
+from hsap.planners import PLANNERS, check_options, options_of
 from hsap.verify import verify
 
 OK, NOT_OK, BAD_INPUT = 0, 1, 2
@@ -127,11 +127,16 @@ def _judged(subject: Plan | Listing) -> str:
 
 def _planners(arguments: argparse.Namespace) -> int:
     if arguments.json:
-        print(json.dumps([{"name": n, "paper": p.paper, "summary": p.summary} for n, p in PLANNERS.items()]))
+        rows = [
+            {"name": n, "paper": p.paper, "summary": p.summary, "options": options_of(n)} for n, p in PLANNERS.items()
+        ]
+        print(json.dumps(rows))
         return OK
     width = max(map(len, PLANNERS))
     for name, planner in PLANNERS.items():
         print(f"{name:<{width}}  {planner.summary}\n{'':<{width}}  {planner.paper}")
+        if options := options_of(name):
+            print(f"{'':<{width}}  options: " + ", ".join(f"{key}={value}" for key, value in options.items()))
     return OK
 
 

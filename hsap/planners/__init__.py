@@ -50,10 +50,15 @@ def run(name: str, problem: Problem, options: dict) -> Strategy:
     return find(name).plan(problem, **options)
 
 
+def options_of(name: str) -> dict[str, object]:
+    """Options of a planner with their defaults."""
+    parameters = inspect.signature(find(name).plan).parameters
+    return {p.name: p.default for p in parameters.values() if p.name != "problem"}
+
+
 def check_options(name: str, options: dict) -> None:
     """Refuse, by ValueError, an option that the planner doesn't know and a value that a stored plan can't keep."""
-    plan = find(name).plan
-    known = [p for p in inspect.signature(plan).parameters if p != "problem"]
+    known = options_of(name)
     for option, value in options.items():
         if option not in known:
             raise ValueError(f"planner {name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}")

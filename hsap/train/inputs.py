@@ -15,6 +15,7 @@ from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.models import ModelConfig
+from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train import checkpoint
@@ -55,7 +56,8 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
-    # The plan of nothing: already it knows the planner, its options, and whether the heads go round.
+    check_options(config.planner.name, dict(config.planner.options))
+    # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
     if config.resume:
         checkpoint.check_identity(checkpoint.read_state(config), _settings(config, model))

@@ -125,7 +125,9 @@ def test_a_damaged_gzip_is_named_by_file_and_line(tmp_path, damage):
     assert str(error.value).startswith(f"{path}:{seen + 1}: ")
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"text": ""}\n', gzip.compress(b"")])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n", b'{"text": ""}\n', gzip.compress(b"", mtime=0)], ids=["empty", "blank", "textless", "gz"]
+)
 def test_a_data_set_without_documents_is_refused(tmp_path, content):
     path = write(tmp_path / "d.jsonl", content)
     with pytest.raises(ValueError, match=r"holds no document.*data\.path"):

@@ -126,8 +126,3 @@ def test_planners_that_don_t_exist(problem, planner):
 def test_what_is_no_problem(what):
     with pytest.raises(ValueError, match="of type"):
         compile(what)
-
-
-def test_compile_s_own_names_are_no_options(problem):
-    with pytest.raises(ValueError, match="unknown option 'problem'"):
-        compile(problem, "sap", problem=problem)
