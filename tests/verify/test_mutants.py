@@ -91,7 +91,7 @@ def test_hostile_columns_never_crash_the_verifier(bases, part):
         hostile = corrupt(plan, seed)
         start = time.perf_counter()
         report = verify(hostile)
-        assert time.perf_counter() - start < 5
+        assert time.perf_counter() - start < 60  # not a measurement: a hang must not pass
         str(report)
         if report.ok:
             assert failure(hostile, plan) is None
