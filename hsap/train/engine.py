@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
 import warnings
+from contextlib import redirect_stdout
 from datetime import timedelta
 
 import torch
@@ -85,7 +87,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     optimizer = torch.optim.AdamW(
         _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
     )
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     optimizer.state.clear()
     return Engine(engine, mesh, device)
 

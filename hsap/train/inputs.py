@@ -50,9 +50,9 @@ class Inputs:
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
-    for path in (config.data.path, config.data.eval_path):
-        if path is not None:
-            list_files(path)
+    list_files(config.data.path)
+    if config.data.eval_path is not None and config.train.eval_every:
+        list_files(config.data.eval_path)
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)

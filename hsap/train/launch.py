@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from hsap.train import flags
 from hsap.train.config import TrainConfig, train_config
-from hsap.train.overrides import rewrite, wants_multirun
+from hsap.train.overrides import know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.sweep import Job, exit_code, table
 
@@ -94,6 +94,7 @@ def _compose(config_dir: Path, arguments: list[str]) -> Task:
     import hydra
 
     task = Task()
+    know_project(config_dir.parent)
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *arguments]
     # With this set Hydra raises; without, it prints on every rank and exits.

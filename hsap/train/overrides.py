@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 _MULTIRUN = ("-m", "--multirun")
 
@@ -48,3 +49,10 @@ def _rewrite_override(argument: str) -> str:
         return argument
     key = "planner.name" if match[1] == "planner" else match[1]
     return f"++{key}={match[2]}"
+
+
+def know_project(folder: Path) -> None:
+    """Let configurations name files of the project as `${project:PATH}`, whatever directory a run is started in."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("project", lambda path: str(folder / path), replace=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import sys
 import time
 from dataclasses import astuple
 from itertools import islice
@@ -66,6 +67,7 @@ class Trainer:
             checkpoint.load(self.engine, config, state)
         log = None
         if dist.get_rank() == 0:
+            print(self._opening(state["step"]), file=sys.stderr, flush=True)
             log = MetricsLog(
                 Path(config.out), config.train.steps, state["step"], config.train.tensorboard, config.train.log_every
             )
@@ -101,6 +103,19 @@ class Trainer:
             loader.close()
             if log is not None:
                 log.close()
+
+    def _opening(self, step: int) -> str:
+        """One line on what is about to run and where it goes."""
+        config, model = self.config, self.inputs.model
+        told = (
+            f"hsap: {dist.get_world_size()} ranks on {config.engine.device} ({config.topology}, dp {config.dp}), "
+            f"planner {config.planner.name}, {model.num_params:,} parameters, writing to {config.out}"
+        )
+        if not step:
+            return told
+        if step == config.train.steps:
+            return f"{told}; step {step} is the last: raise train.steps to go on"
+        return f"{told}; going on after step {step}"
 
     def _exchange(self, use: str) -> PlanExchange:
         """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""

@@ -6,9 +6,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hsap.train.config import EngineConfig, PlannerConfig, train_config
-from hsap.train.overrides import rewrite
+from hsap.train.overrides import know_project, rewrite
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+know_project(CONFIGS.parent)
 
 
 def values(*overrides):
