@@ -38,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has seen enough; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_OK
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        print(f"hsap {arguments.command}: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
+        return BAD_INPUT
+    except ValueError as error:
         print(f"hsap {arguments.command}: {error}", file=sys.stderr)
         return BAD_INPUT
     return code
