@@ -18,6 +18,7 @@ from hsap import planners
 from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
+from hsap.compiler.order import order
 from hsap.compiler.pipeline import build
 from hsap.ir.effects import flows
 from hsap.ir.heads import HeadShape
@@ -31,7 +32,7 @@ HEADS = HeadShape(32, 8, 128, "bf16")
 TOPOLOGIES = ("16x1", "32x1", "8x4", "64x1")
 QUICK = (("ldc@131072", "single@131072"), ("16x1", "32x1"))
 RUNS = 5
-PASSES = ("choose", "lower", "expand", "buffers", "verify")
+PASSES = ("choose", "order", "lower", "expand", "buffers", "verify")
 HEADER = f"{'planner':<10}{'workload':<16}{'ranks':>6}{'instr.':>9}" + "".join(f"{name:>9}" for name in PASSES)
 HEADER += f"{'µs/instr.':>11}{'max/mean':>10}{'MiB forward':>13}"
 
@@ -54,10 +55,10 @@ def main() -> None:
         for topology in topologies:
             for planner in planners.PLANNERS:
                 problem = Problem(layout, HEADS, Topology.parse(topology))
-                print(_row(planner, name, problem), flush=True)
+                print(row(planner, name, problem), flush=True)
 
 
-def _row(planner: str, workload: str, problem: Problem) -> str:
+def row(planner: str, workload: str, problem: Problem) -> str:
     runs = []
     for _ in range(RUNS):
         times: dict[str, float] = {}
@@ -84,9 +85,9 @@ def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> N
     shards, num_groups, intra = strategy.shards, strategy.num_groups, problem.topology.intra_sp
     rows = _timed(times, "expand", place_rows, problem, shards)
     for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
-        draft = _timed(
-            times, "lower", lower, shards, schedule, direction, problem.topology.inter_sp, num_groups, intra > 1
-        )
+        transfers = _timed(times, "order", order, shards, schedule, direction)
+        inter = problem.topology.inter_sp
+        draft = _timed(times, "lower", lower, shards, schedule, transfers, direction, inter, num_groups, intra > 1)
         programs = _timed(times, "expand", expand, problem, shards, schedule.blocks, draft, rows, num_groups, direction)
         _timed(times, "buffers", place_buffers, programs)
 
