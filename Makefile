@@ -27,10 +27,10 @@ train: $(READY)  ## Set up, then pretrain the tiny model on the corpus in datase
 test: $(READY)  ## Set up, then run all tests that need no GPU.
 	$(RUN) -m pytest -n 2 --dist loadscope
 
-check: $(READY)  ## Style, and the tests that take seconds: for every edit.
+check: $(READY)  ## Style, and the tests that need no torch: for every edit.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(RUN) -m pytest -m "not slow" tests/ir tests/compiler tests/planners tests/verify tests/test_cli.py tests/test_imports.py
+	$(RUN) -m pytest -m "not slow" tests/ir tests/compiler tests/planners tests/verify tests/test_cli.py tests/test_imports.py -n 2
 
 format: $(READY)  ## Bring the code to the project's style.
 	$(BIN)/ruff check --fix .

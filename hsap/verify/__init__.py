@@ -25,7 +25,7 @@ def verify(plan: Plan | Listing) -> Report:
 
     A sound plan computes every visible pair once per query head in both directions, finishes under rendezvous, and
     stays within its buffers and the arena. Rules run in order; streams with unsound structure are not looked at
-    further. Source: HSAP §3.3, with rules of our own.
+    further. The rules are ours.
     """
     if isinstance(plan, Listing):
         return Report(plan, tuple(check_listing(plan)))
