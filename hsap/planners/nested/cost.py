@@ -8,6 +8,9 @@ of order 0 is another node's: only its rows matter, as keys.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -21,32 +24,80 @@ BYTES, AREA, TOKENS = range(3)
 """Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds."""
 
 
+class Documents(NamedTuple):
+    """Documents as the compiled loops see them.
+
+    weight: float64 [n], factor of the area. table: int64 [n], which row of area, or -1 for a causal document (closed
+    forms). length: int64 [n].
+    """
+
+    length: np.ndarray
+    weight: np.ndarray
+    table: np.ndarray
+    area: np.ndarray
+
+
+class Rules(NamedTuple):
+    """What a level is judged by.
+
+    kv, q, o: bytes of one head group's row. groups: number of head groups. caps: float64 [2, bins], most area and most
+    tokens of each bin. unit: bytes that an excess of one whole cap is worth. peak: weight of the busiest bin's bytes.
+    """
+
+    kv: float
+    q: float
+    o: float
+    groups: int
+    caps: np.ndarray
+    unit: float
+    peak: float
+
+
 @njit(cache=True, inline="always")
-def area_before(row, area, length):
-    """Visible pairs of a document's rows [0, row): closed form, or interpolated in its table."""
-    if len(area) == 0:
-        return 0.5 * row * (row + 1)
-    at = row * (len(area) - 1) / length
+def area_before(documents, d, row):
+    """Pairs of the rows [0, row) of document d: closed form, or interpolated in its table."""
+    table = documents.table[d]
+    if table < 0:
+        return documents.weight[d] * 0.5 * row * (row + 1.0)
+    area = documents.area[table]
+    at = row * (len(area) - 1) / documents.length[d]
     low = min(int(at), len(area) - 2)
-    return area[low] + (at - low) * (area[low + 1] - area[low])
+    return documents.weight[d] * (area[low] + (at - low) * (area[low + 1] - area[low]))
 
 
 @njit(cache=True)
-def add_causal(load, pieces, count, sign, weight, costs, groups, reach):
-    """Add (sign 1) or take away (sign -1) what a causal document brings the bins.
+def row_of_area(documents, d, goal):
+    """Row before which document d has so many pairs; a real number."""
+    goal = max(goal, 0.0)
+    table = documents.table[d]
+    if table < 0:
+        return math.sqrt(2.0 * goal / documents.weight[d] + 0.25) - 0.5
+    area = documents.area[table]
+    goal = goal / documents.weight[d]
+    at = min(max(np.searchsorted(area, goal), 1), len(area) - 1)
+    step = area[at] - area[at - 1]
+    part = (goal - area[at - 1]) / step if step > 0 else 0.0
+    return (at - 1 + min(part, 1.0)) * documents.length[d] / (len(area) - 1)
 
-    costs: bytes of one head group's row of kv, of q, of o. reach: int64 [3, bins, groups], scratch: keys [0, reach[0])
-    and those of the column range [reach[1], reach[2]) are needed.
+
+@njit(cache=True)
+def add_document(load, pieces, count, sign, d, documents, rules, reach):
+    """Add (sign 1) or take away (sign -1) what a document brings the bins.
+
+    reach: int64 [3, bins, groups], scratch: keys [0, reach[0]) and those of the column range [reach[1], reach[2]) are
+    needed.
     """
-    kv, q, o = costs
     reach[:] = 0
+    groups = rules.groups
     begin = 0
+    before = 0.0
     for i in range(count):
         piece = pieces[i]
         end = piece[END]
         order = piece[ORDER]
         width = end - begin
-        pairs = weight * 0.5 * (end * (end + 1) - begin * (begin + 1))
+        up_to = area_before(documents, d, end)
+        pairs = up_to - before
         if order == 1:
             x = piece[BIN]
             home = piece[HOME]
@@ -59,29 +110,29 @@ def add_causal(load, pieces, count, sign, weight, costs, groups, reach):
             load[AREA, x] += sign * pairs * here / groups
             if own:
                 load[TOKENS, home] += sign * width
-                load[BYTES, home] += sign * width * o * (groups - here if x == home else groups)
+                load[BYTES, home] += sign * width * rules.o * (groups - here if x == home else groups)
             if here and not (own and x == home):
-                load[BYTES, x] += sign * width * q * here
+                load[BYTES, x] += sign * width * rules.q * here
         elif order > 1:
-            _add_tile(load, piece, begin, sign, pairs, costs, groups, reach)
+            _add_tile(load, piece, begin, sign, pairs, rules, reach)
         begin = end
-    _add_keys(load, pieces, count, sign, kv, groups, reach)
+        before = up_to
+    _add_keys(load, pieces, count, sign, rules.kv, groups, reach)
 
 
 @njit(cache=True)
-def _add_tile(load, piece, begin, sign, pairs, costs, groups, reach):
-    _, q, o = costs
+def _add_tile(load, piece, begin, sign, pairs, rules, reach):
     end, order = piece[END], piece[ORDER]
     width = end - begin
-    head_parts = min(order, groups)
+    head_parts = min(order, rules.groups)
     columns = order // head_parts
-    per_part = groups // head_parts
+    per_part = rules.groups // head_parts
     for j in range(order):
         x = piece[BIN + j]
         mine = width * (j + 1) // order - width * j // order
         load[AREA, x] += sign * pairs / order
         load[TOKENS, x] += sign * mine
-        load[BYTES, x] += sign * ((width - mine) * q * per_part + mine * (order - 1) * per_part * o)
+        load[BYTES, x] += sign * per_part * ((width - mine) * rules.q + mine * (order - 1) * rules.o)
         part, column = j % head_parts, j // head_parts
         for g in range(part * per_part, (part + 1) * per_part):
             if columns == 1:
@@ -127,6 +178,36 @@ def _add_keys(load, pieces, count, sign, kv, groups, reach):
         begin = end
 
 
-def no_area_table() -> np.ndarray:
-    """The table of a document whose areas are closed form."""
-    return np.zeros(0)
+@njit(cache=True)
+def energy(load, rules, price):
+    """Bytes received, plus the priced excess over the caps (a linear and a square-root term: either alone stalls)."""
+    total = 0.0
+    most = 0.0
+    excess = 0.0
+    for x in range(load.shape[1]):
+        total += load[BYTES, x]
+        most = max(most, load[BYTES, x])
+        for k in range(2):
+            over = load[AREA + k, x] / rules.caps[k, x] - 1.0
+            if over > 1e-9:
+                excess += over + 0.05 * math.sqrt(over)
+    return total + rules.peak * most + price * rules.unit * excess
+
+
+@njit(cache=True)
+def tidy(pieces, count):
+    """Join neighbours of order 1 (or 0) that are alike, in place: the new count."""
+    kept = 0
+    for i in range(count):
+        piece = pieces[i]
+        if kept:
+            last = pieces[kept - 1]
+            if last[ORDER] == piece[ORDER] and last[ORDER] <= 1:
+                same = last[OWN] == piece[OWN] and last[HEADS] == piece[HEADS]
+                if same and (last[ORDER] == 0 or (last[HOME] == piece[HOME] and last[BIN] == piece[BIN])):
+                    last[END] = piece[END]
+                    continue
+        if kept != i:
+            pieces[kept] = piece
+        kept += 1
+    return kept
