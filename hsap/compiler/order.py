@@ -46,16 +46,18 @@ def routed_roles(schedule: Schedule) -> set[int]:
     return set() if schedule.transfers is None else set(np.unique(schedule.transfers.role).tolist())
 
 
-def without_overlap(schedule: Schedule) -> Schedule:
+def without_overlap(
+    schedule: Schedule, transfers: tuple[Transfers, Transfers]
+) -> tuple[Schedule, tuple[Transfers, Transfers]]:
     """Give every transfer a stage of its own between those that compute.
 
     Nothing is then fetched while something else is computed, so that fewer buffers are alive together: for plans that
     don't fit their arena otherwise (HSAP §3.4).
     """
-    routed = schedule.transfers
-    if routed is not None:
-        routed = replace(routed, stage=2 * routed.stage + 1)
-    return replace(schedule, stage=2 * schedule.stage, transfers=routed)
+    arriving, leaving = transfers
+    arriving = replace(arriving, stage=2 * arriving.stage + 1)
+    leaving = replace(leaving, stage=2 * leaving.stage - 1)
+    return replace(schedule, stage=2 * schedule.stage), (arriving, leaving)
 
 
 def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, ...]:

@@ -40,3 +40,10 @@ def check(plan: hsap.Plan) -> None:
 def test_results_that_go_home_over_another_rank(topology, heads):
     for seed, num_groups in itertools.product(range(2), (1, 2)):
         check(make(topology, heads, num_groups=num_groups, seed=seed, detours=True))
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, 3])
+@pytest.mark.parametrize(("topology", "heads"), [("6x1", (8, 2)), ("7x1", (4, 4)), ("4x2", (9, 3)), ("2x3", (28, 4))])
+def test_rows_that_cross_a_node_border_once(topology, heads, ranks_per_node):
+    for seed, num_groups in itertools.product(range(2), (1, 2)):
+        check(make(topology, heads, ranks_per_node, 1, num_groups=num_groups, seed=seed, relay=True, detours=seed == 1))
