@@ -7,6 +7,8 @@ Each pass is a pure function in a file of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hsap.compiler.buffers import place_buffers
@@ -23,6 +25,10 @@ from hsap.ir.span import row_starts
 
 def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> Plan:
     """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows."""
+    asked, own = problem, strategy.topology
+    if own is not None:
+        assert own.num_ranks == problem.num_ranks, f"planner {planner} must use all ranks"
+        problem = replace(problem, topology=own)
     _check_placement(problem, strategy, planner)
     rows = place_rows(problem, strategy.shards)
     programs, charts, slices = [], [], []
@@ -34,7 +40,8 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
         programs.append(tuple(compiled for compiled, _ in done))
         charts.append(tuple(_chart(schedule) for _, schedule in done))
         slices.append(forward.blocks.slices)
-    plan = Plan(problem, planner, options, strategy.shards, *rows, tuple(slices), tuple(programs), tuple(charts))
+    made = (tuple(slices), tuple(programs), tuple(charts), None if own == asked.topology else own)
+    plan = Plan(asked, planner, options, strategy.shards, *rows, *made)
     _check_arena(plan)
     return plan
 

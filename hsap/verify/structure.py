@@ -107,7 +107,7 @@ def operands(s: Stream) -> Iterator[Found]:
 
 def peers(s: Stream) -> Iterator[Found]:
     """Transfers go to another rank of the same intra column."""
-    p, intra = s.programs, s.plan.problem.topology.intra_sp
+    p, intra = s.programs, s.plan.topology.intra_sp
     moved = s.where(Op.SEND, Op.RECV)
     peer, rank = p.peer[moved].astype(np.int64), s.rank[moved]
     bad = (peer < 0) | (peer >= s.plan.num_ranks) | (peer == rank) | (peer % intra != rank % intra)
@@ -130,7 +130,7 @@ def kinds(s: Stream) -> Iterator[Found]:
 def ends(s: Stream) -> Iterator[Found]:
     """Every rank has each input and output once, and keeps q and kv if heads are resharded."""
     b, plan = s.buffers, s.plan
-    resharded = plan.problem.topology.intra_sp > 1
+    resharded = plan.topology.intra_sp > 1
     direction = ("forward", "backward")[s.direction]
     kept = INPUTS["forward"] if resharded and s.direction == 0 else ()
     wanted = {Space.INPUT: INPUTS[direction], Space.OUTPUT: OUTPUTS[direction], Space.KEPT: kept}
@@ -160,7 +160,7 @@ _ARENA = (_arena_roles("forward"), _arena_roles("backward"))
 
 def held(s: Stream) -> Iterator[Found]:
     """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
-    b, plan, intra = s.buffers, s.plan, s.plan.problem.topology.intra_sp
+    b, plan, intra = s.buffers, s.plan, s.plan.topology.intra_sp
     rows, scratch = b.rows, b.role == Role.NONE
     sound = (rows[:, 0] >= 0) & (rows[:, 0] <= rows[:, 1]) & (rows[:, 1] <= len(plan.shards.spans))
     sound &= heads_sound(s, b.heads, s.buffer_rank)
@@ -181,14 +181,14 @@ def held(s: Stream) -> Iterator[Found]:
 
 def share_table(s: Stream) -> np.ndarray:
     """Head share of each intra index: int64 [intra_sp, 4], a `HeadRun` over all heads."""
-    shares = s.plan.problem.heads.shares(s.plan.problem.topology.intra_sp)
+    shares = s.plan.problem.heads.shares(s.plan.topology.intra_sp)
     return np.array(shares, np.int64)
 
 
 def heads_sound(s: Stream, heads: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """Whether heads numbered within a rank's column exist and its KV heads are those of its query heads."""
     group = s.plan.problem.heads.group
-    share = share_table(s).take(rank % s.plan.problem.topology.intra_sp, axis=0)
+    share = share_table(s).take(rank % s.plan.topology.intra_sp, axis=0)
     q_first, q_count, kv_first, kv_count = heads.astype(np.int64).T
     first = q_first + share[:, 0]
     there = (q_first >= 0) & (q_count >= 0) & (q_first + q_count <= share[:, 1])
@@ -305,7 +305,7 @@ def resharded(s: Stream) -> Iterator[Found]:
     source, target, scratch = p.buf[index, :3].T
     outward = b.space[target] != Space.OUTPUT
     own, column = np.where(outward, source, target), np.where(outward, target, source)
-    rank, intra = s.rank[index], plan.problem.topology.intra_sp
+    rank, intra = s.rank[index], plan.topology.intra_sp
     own_space = np.where(outward, Space.INPUT, Space.OUTPUT)
     sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
     sound &= (b.acc[column] == ~outward) & same_rows(b.rows[own], plan.rank_rows[rank])
@@ -326,7 +326,7 @@ def _whole_share(s: Stream, rank: np.ndarray) -> np.ndarray:
     """Heads of each rank's column, numbered within it: int64 [n, 4]."""
     share = share_table(s)
     share[:, [0, 2]] = 0
-    return share.take(rank % s.plan.problem.topology.intra_sp, axis=0)
+    return share.take(rank % s.plan.topology.intra_sp, axis=0)
 
 
 def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.ndarray) -> np.ndarray:
@@ -335,7 +335,7 @@ def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.nda
     Outward: the rank's rows with each neighbour's heads. Back: each neighbour's rows with its own heads, and then its
     own rows with each neighbour's heads. What stays on the rank takes no scratch.
     """
-    plan, intra = s.plan, s.plan.problem.topology.intra_sp
+    plan, intra = s.plan, s.plan.topology.intra_sp
     shares, tokens, home = share_table(s), plan.tokens_per_rank, rank - rank % intra
     dim, partial = plan.problem.heads.head_dim, np.isin(role, PARTIAL_ROLES)
     element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])
