@@ -12,6 +12,7 @@ rectangle, so that equal sets of pairs have equal numbers.
 
 from __future__ import annotations
 
+import itertools
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -147,6 +148,37 @@ def square(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     origin = np.concatenate([whole, index, index, index])[kept]
     order = np.argsort(origin, kind="stable")
     return pieces[order], origin[order]
+
+
+OVERLAPS_AT_ONCE = 1 << 18
+"""Pairs of slices that `overlap` looks at together: 12 MiB for each table of them."""
+
+
+def overlap(table: np.ndarray) -> tuple[int, int] | None:
+    """Find two canonical slices that make the same pair visible: their indices, the smaller first, or None."""
+    _, order, stop = min((_later_starts(table, *side) for side in ((Q0, Q1), (K0, K1))), key=lambda side: side[0])
+    first = np.arange(1, len(table) + 1)
+    total = np.concatenate([[0], np.cumsum(stop - first)])
+    edges = np.searchsorted(total, np.arange(0, total[-1] + OVERLAPS_AT_ONCE, OVERLAPS_AT_ONCE))
+    for lo, hi in itertools.pairwise(edges.tolist()):
+        owner, other = ranges(first[lo:hi], stop[lo:hi])
+        a, b = order[lo + owner], order[other]
+        both = np.where([[True], [False]] * 3, np.maximum(table[a].T, table[b].T), np.minimum(table[a].T, table[b].T))
+        kept = shrink(both.T)[1]
+        if len(kept):
+            i, j = int(a[kept[0]]), int(b[kept[0]])
+            return min(i, j), max(i, j)
+    return None
+
+
+def _later_starts(table: np.ndarray, start: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Order slices by where they start on one side; each may overlap those up to the last that starts before it ends.
+
+    Returns (number of pairs that leaves, order [n], stop [n]): slice order[i] may overlap order[i + 1 : stop[i]].
+    """
+    order = np.argsort(table[:, start], kind="stable")
+    stop = np.searchsorted(table[order, start], table[order, end])
+    return int(stop.sum()) - len(table) * (len(table) + 1) // 2, order, stop
 
 
 def dense(table: np.ndarray, num_tokens: int) -> np.ndarray:
