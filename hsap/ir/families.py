@@ -111,7 +111,8 @@ MASKS: dict[str, Family] = {
         _shared_question,
         {"answers": 1, "share": 1},
         "one question, then answers of `share` percent of the document each, rounded down to whole tokens; the "
-        "question has the rest. The question is causal, an answer sees the question and, causally, itself (DCP, Figure 6)",
+        "question has the rest. The question is causal; an answer sees the question and, causally, itself (DCP, "
+        "Figure 6)",
         _fits_shared_question,
     ),
     "prefix": Family(_prefix, {"p": 1}, "the first p tokens see each other, the rest is causal"),
