@@ -17,7 +17,7 @@ from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import area, cut
 from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
-from hsap.verify.fingerprint import PairWeights, prefix, random_weights
+from hsap.verify.fingerprint import PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
 from hsap.verify.structure import distinct_ranges
 
@@ -83,7 +83,7 @@ def _attending(s: Stream, slice_index: int) -> int | None:
 
 def blocks(s: Stream) -> Iterator[Found]:
     """Every slice is attended once for every query head, over all ranks together."""
-    heads = prefix(random_weights(s.plan.problem.heads.num_q_heads))
+    heads = random_sums(s.plan.problem.heads.num_q_heads)
     if not _all_attended(s.code, s.shares, heads, len(s.slices)):
         yield from _unattended(s)
 
@@ -148,8 +148,8 @@ def _span(s: Stream, i: int) -> tuple[int, int]:
 def moved_once(s: Stream) -> Iterator[Found]:
     """What is written is written once and wholly; partial results are taken out once and wholly."""
     heads = s.plan.problem.heads
-    spans = prefix(random_weights(len(s.plan.spans)))
-    why = _unfilled(s.code, s.held, spans, prefix(random_weights(max(heads.num_q_heads, heads.num_kv_heads))),
+    spans = random_sums(len(s.plan.spans))
+    why = _unfilled(s.code, s.held, spans, random_sums(max(heads.num_q_heads, heads.num_kv_heads)),
                     s.last, NUM_OPERANDS, ACCESS, _IS_KV, _IS_PARTIAL)  # fmt: skip
     if not why.any():
         return

@@ -26,7 +26,7 @@ from hsap.ir.slice import canonical, dense, slices
 from hsap.planners import PLANNERS
 from hsap.planners.zigzag import zigzag_shards
 from hsap.verify import verify
-from hsap.verify.fingerprint import PairWeights, prefix, random_weights
+from hsap.verify.fingerprint import PairWeights, _random_sums, random_sums
 from hsap.verify.memory import clash
 from hsap.verify.resharded import scratch_bytes
 from hsap.verify.stream import Stream
@@ -175,9 +175,9 @@ def test_fingerprints_equal_sums_over_dense_masks():
         weights = PairWeights(n, table)
         sums, known = weights.over(table)
         assert known.all()
-        b = np.diff(weights.sum_b)
+        a, b = np.diff(weights.sum_a), np.diff(weights.sum_b)
         for row, got in zip(table, sums):
-            expected = (dense(row[None], n).astype(np.uint64) * np.multiply.outer(weights.a, b)).sum(dtype=np.uint64)
+            expected = (dense(row[None], n).astype(np.uint64) * np.multiply.outer(a, b)).sum(dtype=np.uint64)
             assert got == expected
 
 
@@ -188,8 +188,14 @@ def test_a_foreign_diagonal_is_unknown():
 
 
 def test_weights_differ_from_run_to_run():
-    assert not np.array_equal(random_weights(8), random_weights(8))
-    assert prefix(np.array([1, 2], np.uint64)).tolist() == [0, 1, 3]
+    assert random_sums(8)[0] == 0
+    assert not np.array_equal(random_sums(8), random_sums(8))
+
+
+def test_weights_are_those_of_the_generator_s_authors():
+    """The first outputs of xoshiro256++ for the state (1, 2, 3, 4), as its authors' C code gives them."""
+    outputs = np.diff(_random_sums(np.array([1, 2, 3, 4], np.uint64), 4))
+    assert outputs.tolist() == [41943041, 58720359, 3588806011781223, 3591011842654386]
 
 
 @pytest.mark.parametrize(("topology", "heads"), [("1x3", (9, 3)), ("2x4", (8, 2)), ("2x2", (28, 4)), ("1x5", (9, 3))])
