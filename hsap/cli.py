@@ -1,4 +1,4 @@
-"""Command line: `hsap plan`, `hsap verify`, `hsap planners`. Starts without torch."""
+"""Command line: `hsap plan`, `hsap verify`, `hsap planners`. Starts without torch, and without numba."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.summary import summary
 from hsap.ir.text import parse, stream_lines
-from hsap.planners import PLANNERS, check_options, options_of
 from hsap.verify import verify
 
 OK, NOT_OK, BAD_INPUT = 0, 1, 2
@@ -77,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from hsap.planners import check_options
+
     layouts, is_list = _layouts(arguments)
     if arguments.out == "":
         raise ValueError("--out: the file's name is empty; give the path to keep the plan at")
@@ -129,6 +130,8 @@ def _judged(subject: Plan | Listing) -> str:
 
 
 def _planners(arguments: argparse.Namespace) -> int:
+    from hsap.planners import PLANNERS, options_of
+
     if arguments.json:
         rows = [
             {"name": n, "paper": p.paper, "summary": p.summary, "options": options_of(n)} for n, p in PLANNERS.items()
