@@ -17,7 +17,6 @@ from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
 from hsap.ir.summary import summary
-from hsap.planners import check_options
 from hsap.verify import verify
 
 
@@ -35,6 +34,9 @@ def add_to(commands) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    # Planners bring numba, which takes longer to import than all else that a command needs.
+    from hsap.planners import check_options
+
     make, layouts, is_list = problem_flags.problems(arguments)
     if arguments.out == "":
         raise ValueError("--out: the file's name is empty; give the path to keep the plan at")

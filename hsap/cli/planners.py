@@ -6,7 +6,6 @@ import argparse
 import json
 
 from hsap.cli.exit import OK
-from hsap.planners import PLANNERS, options_of
 
 
 def add_to(commands) -> None:
@@ -17,6 +16,8 @@ def add_to(commands) -> None:
 
 
 def _planners(arguments: argparse.Namespace) -> int:
+    from hsap.planners import PLANNERS, options_of
+
     rows = [
         {"name": name, "paper": planner.paper, "summary": planner.summary, "options": options_of(name)}
         for name, planner in PLANNERS.items()
