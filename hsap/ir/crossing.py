@@ -26,13 +26,13 @@ def once_per_node_bytes(plan: Plan, programs: Programs) -> int:
     rows, heads = _carried(plan, programs, sent, between)
     at, src, dst, num_bytes = (column[between] for column in (sent.at, sent.src, sent.dst, sent.num_bytes))
     role = programs.role[at].astype(np.int64)
-    # Rows are told apart by role, width of a row and head (a role may travel in two dtypes), heads, and node.
     entry, part, part_heads = _head_parts(heads)
     width = num_bytes // (_num_rows(plan, rows) * heads[:, 1])
     node = nodes[np.where(np.isin(role, PARTIAL_ROLES), src, dst)]
-    names = np.stack([role[entry], width[entry], part, node[entry]], axis=1)
-    kinds, kind = np.unique(names, axis=0, return_inverse=True)
-    spans = _spans(plan, rows[entry], kind.ravel())
+    # Rows are told apart by role, width of a row and head (a role may travel in two dtypes), heads, and node.
+    kinds, kind = _distinct(role[entry], width[entry], part, node[entry])
+    messages, _ = _distinct(kind, *rows[entry].T)
+    spans = _spans(plan, messages[:, 1:], messages[:, 0])
     first, stop = (np.searchsorted(nodes, kinds[:, 3], side=side) for side in ("left", "right"))
     owner, rank = ranges(first, stop)
     home = _spans(plan, plan.rank_rows[rank], owner)
@@ -65,6 +65,16 @@ def _head_parts(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     borders = np.unique(np.concatenate([heads[:, 0], heads.sum(axis=1)]))
     entry, part = ranges(*(np.searchsorted(borders, at) for at in (heads[:, 0], heads.sum(axis=1))))
     return entry, part, np.diff(borders)
+
+
+def _distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort out equal rows of a table given by column: the distinct rows int64 [m, columns], and which each is [n]."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, index = np.unique(column, return_inverse=True)
+        key = key * max(len(values), 1) + index
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return np.stack(columns, axis=1)[first], which
 
 
 def _num_rows(plan: Plan, rows: np.ndarray) -> np.ndarray:
