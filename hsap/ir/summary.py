@@ -21,7 +21,7 @@ def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) ->
 
     area_per_rank: visible pairs a rank computes forward, times its part of the query heads, so that the ranks add up
     to the mask's area. imbalance: max / mean, None where there is nothing. Bytes are what instructions carry, rows and
-statistics in wire_dtype's width where they are partial results; `once_per_node_bytes` says what counts once per
+    statistics in wire_dtype's width where they are partial results; `once_per_node_bytes` says what counts once per
     node. With several masks areas, bytes and times are means weighted by layers, peaks and stages the largest, and
     `per_mask` has each mask's own. own_topology is there where the planner runs the ranks at another shape than the
     problem's.

@@ -49,7 +49,9 @@ def mesh(problem: Problem, a: int | None = None) -> Strategy:
 def row_costs(problem: Problem, direction: str) -> tuple[int, int]:
     """Heads that travel for one row away from home, of q (and o, or do and dq) and of KV (and dkv)."""
     share = problem.heads.shares(problem.topology.intra_sp)[0]
-    return (2 * share.q_count, 2 * share.kv_count) if direction == "forward" else (3 * share.q_count, 4 * share.kv_count)
+    return (
+        (2 * share.q_count, 2 * share.kv_count) if direction == "forward" else (3 * share.q_count, 4 * share.kv_count)
+    )
 
 
 def tile_width(num_ranks: int, q_cost: int, kv_cost: int) -> int:
