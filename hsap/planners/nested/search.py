@@ -12,27 +12,31 @@ import math
 import numpy as np
 from numba import njit
 
-from hsap.planners.nested.cost import AREA, BIN, END, ORDER, OWN, Rules, add_document, energy, tidy
+from hsap.planners.nested.cost import AREA, BIN, BYTES, END, NUM_LOADS, ORDER, OWN, Rules, add_document, energy, tidy
 from hsap.planners.nested.moves import alike, cut_row, draw, give, insert, part_of, propose
 from hsap.planners.nested.peel import peel
 from hsap.planners.nested.repair import repair
 
 REPAIR_PRICE = 2000.0
+NOT_FOUND = 1e300
+ORDERS = np.array([1.0, 2.0, 4.0, 8.0])
+KEPT = 1
 
 
 @njit(cache=True)
-def solve(template, counts, documents, rules, wishes, keep, proposals, heat, price, max_order, places, seed):
+def solve(template, counts, documents, rules, wishes, proposals, heat, price, max_order, places, seed):
     """Place a template's items: (pieces, counts, load, energy) of the best placement found.
 
     template: int64 [documents, any, WIDTH] with counts [documents]: pieces of order 1 are to be placed. wishes:
-    float64 [starts, 4], see `peel`. keep: how many starts to improve, with `proposals` together. heat, price: (first,
-    last). places: pieces a document may have.
+    float64 [starts, 6], see `peel`. Of the starts with equal largest order the `KEPT` best are improved with half of
+    the proposals, the best of all with the other half. heat, price: (first, last). places: pieces a document may have.
     """
     n, num_bins = len(counts), rules.caps.shape[1]
+    keep = len(ORDERS) * KEPT
     pieces = np.zeros((keep + 1, n, places, template.shape[2]), np.int64)
     sizes = np.zeros((keep + 1, n), np.int64)
-    load = np.zeros((keep + 1, 3, num_bins))
-    found = np.full(keep, 1e300)
+    load = np.zeros((keep + 1, NUM_LOADS, num_bins))
+    found = np.full(keep, NOT_FOUND)
     reach = np.zeros((3, num_bins, rules.groups), np.int64)
     for t in range(len(wishes)):
         peel(template, counts, documents, rules, wishes[t], pieces[keep], sizes[keep])
@@ -41,25 +45,30 @@ def solve(template, counts, documents, rules, wishes, keep, proposals, heat, pri
             sizes[keep, d] = tidy(pieces[keep, d], sizes[keep, d])
             add_document(load[keep], pieces[keep, d], sizes[keep, d], 1.0, d, documents, rules, reach)
         value = energy(load[keep], rules, price[1])
-        worst = np.argmax(found)
+        first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
+        worst = first + np.argmax(found[first : first + KEPT])
         if value < found[worst] and not (found == value).any():
             found[worst] = value
             pieces[worst], sizes[worst], load[worst] = pieces[keep], sizes[keep], load[keep]
-    rules = priced(rules, max(rules.unit, load[np.argmin(found), 0].sum() / num_bins))
-    for k in range(min(keep, len(wishes))):
-        if found[k] < 1e300 and num_bins > 1:
-            share = proposals // keep
+    rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
+    heat = (heat[0] * rules.unit, heat[1] * rules.unit)
+    if num_bins > 1:
+        share = proposals // (2 * (found < NOT_FOUND).sum())
+        for k in np.flatnonzero(found < NOT_FOUND):
             repair(pieces[k], sizes[k], documents, load[k], rules, price[1], 3 * num_bins)
             found[k] = anneal(pieces[k], sizes[k], documents, load[k], rules, share, heat, price, max_order, seed + k)
-    best = np.argmin(found)
-    repair(pieces[best], sizes[best], documents, load[best], rules, REPAIR_PRICE, 20 * num_bins)
-    return pieces[best], sizes[best], load[best], found[best]
+    b = np.argmin(found)
+    if num_bins > 1:
+        middle = (math.sqrt(heat[0] * heat[1]), heat[1])
+        anneal(pieces[b], sizes[b], documents, load[b], rules, proposals // 2, middle, (price[1], price[1]), max_order, seed)
+        repair(pieces[b], sizes[b], documents, load[b], rules, REPAIR_PRICE, 20 * num_bins)
+    return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
 
 
 @njit(cache=True)
 def priced(rules, unit):
     """The same rules with another unit."""
-    return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak)
+    return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak, rules.piece)
 
 
 @njit(cache=True)
