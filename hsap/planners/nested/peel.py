@@ -223,7 +223,12 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
         return -1
     best, cost, row = -1, 1e18, 0
     for t in range(n):
-        if items.high[t] - items.low[t] < 2:
+        d, high = items.document[t], items.high[t]
+        if high - items.low[t] < 2 or items.part[t] == 0:
+            continue
+        # Where the suffix would begin if nothing else came with it.
+        least = row_of_area(documents, d, area_before(documents, d, high) - (goal[0] - load[0]) / items.part[t])
+        if least >= cost:
             continue
         start = _start(items, documents, goal, load, light, t, share)
         if items.low[t] < start < items.high[t]:

@@ -55,7 +55,7 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     if num_bins > 1:
         share = proposals // (2 * (found < NOT_FOUND).sum())
         for k in np.flatnonzero(found < NOT_FOUND):
-            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], 3 * num_bins)
+            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], num_bins)
             found[k] = anneal(pieces[k], sizes[k], documents, load[k], rules, share, heat, price, max_order, seed + k)
     b = np.argmin(found)
     if num_bins > 1:
@@ -76,9 +76,13 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
     """Change pieces and counts in place, keep load right, leave the best state met: its energy at the last price."""
     state = np.array([np.uint64(seed * 2654435761 + 88172645463325252)])
     reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
+    parts = np.zeros((len(counts), *load.shape))
+    for d in range(len(counts)):
+        add_document(parts[d], pieces[d], counts[d], 1.0, d, documents, rules, reach)
     edit = np.zeros((3, pieces.shape[1], pieces.shape[2]), np.int64)
+    fresh = np.zeros((3, *load.shape))
     sizes, which = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    kept = load.copy()
+    trial = load.copy()
     best_pieces, best_counts, best_load = pieces.copy(), counts.copy(), load.copy()
     best = energy(load, rules, price[1])
     now, now_price, now_heat = 0.0, price[0], heat[0]
@@ -91,26 +95,24 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         changed = propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which)
         if changed == 0:
             continue
-        kept[:] = load
+        trial[:] = load
         for c in range(changed):
-            d = which[c]
-            add_document(load, pieces[d], counts[d], -1.0, d, documents, rules, reach)
-            add_document(load, edit[c], sizes[c], 1.0, d, documents, rules, reach)
+            _exchange(trial, fresh[c], parts[which[c]], edit[c], sizes[c], which[c], documents, rules, reach)
         if draw(state) < 0.7:
-            changed = _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, changed, reach)
-        after = energy(load, rules, now_price)
+            changed = _mend(pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach)
+        after = energy(trial, rules, now_price)
         if after > now and draw(state) >= math.exp((now - after) / now_heat):
-            load[:] = kept
             continue
         now = after
+        load[:] = trial
         for c in range(changed):
             d = which[c]
             pieces[d, : sizes[c]] = edit[c, : sizes[c]]
             counts[d] = sizes[c]
+            parts[d] = fresh[c]
             stale[d] = True
-        final = energy(load, rules, price[1])
-        if final < best - 1e-6:
-            best = final
+        if energy(load, rules, price[1]) < best - 1e-6:
+            best = energy(load, rules, price[1])
             for d in np.flatnonzero(stale):
                 best_pieces[d, : counts[d]] = pieces[d, : counts[d]]
                 best_counts[d] = counts[d]
@@ -121,7 +123,17 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
 
 
 @njit(cache=True)
-def _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, changed, reach):
+def _exchange(load, fresh, old, edit, size, d, documents, rules, reach):
+    """Count a changed document anew, into fresh, and put it in the place of its old loads."""
+    fresh[:] = 0
+    add_document(fresh, edit, size, 1.0, d, documents, rules, reach)
+    for k in range(load.shape[0]):
+        for x in range(load.shape[1]):
+            load[k, x] += fresh[k, x] - old[k, x]
+
+
+@njit(cache=True)
+def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, sizes, which, changed, reach):
     """Cut what the fullest bin has too much off one of its pieces, for a neighbour or a bin with room: documents changed."""
     k, x, y = _fullest(load, rules.caps, state)
     size = load[AREA + k, x] - rules.caps[k, x]
@@ -136,12 +148,13 @@ def _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, cha
             c = e if which[e] == d else c
         if c == 3:
             continue
+        i = _piece_of(edit[c] if c < changed else pieces[d], sizes[c] if c < changed else counts[d], x, k, state)
+        if i < 0:
+            continue
         if c == changed:
             edit[c, : counts[d]] = pieces[d, : counts[d]]
             sizes[c], which[c] = counts[d], d
-        i = _piece_of(edit[c], sizes[c], x, state)
-        if i < 0 or (k == 1 and not edit[c, i, OWN]):
-            continue
+            fresh[c] = parts[d]
         begin = edit[c, i - 1, END] if i else 0
         end = edit[c, i, END]
         at_end = draw(state) < 0.5
@@ -154,14 +167,14 @@ def _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, cha
             row += -1 if at_end else 1
         if row <= begin or row >= end or not (shift or sizes[c] < edit.shape[1]):
             return changed
-        add_document(load, edit[c], sizes[c], -1.0, d, documents, rules, reach)
         if shift:
             edit[c, min(i, near), END] = row
         else:
             insert(edit[c], sizes[c], i, row)
             give(edit[c, i + 1 if at_end else i], x, y)
             sizes[c] = tidy(edit[c], sizes[c] + 1)
-        add_document(load, edit[c], sizes[c], 1.0, d, documents, rules, reach)
+        before = fresh[c].copy()
+        _exchange(load, fresh[c], before, edit[c], sizes[c], d, documents, rules, reach)
         return max(changed, c + 1)
     return changed
 
@@ -184,11 +197,11 @@ def _fullest(load, caps, state):
 
 
 @njit(cache=True)
-def _piece_of(edit, count, x, state):
-    """A piece of order 1 that bin x computes, -1 where there is none."""
+def _piece_of(edit, count, x, k, state):
+    """A piece of order 1 that loads bin x with resource k, -1 where there is none."""
     first = int(count * draw(state))
     for step in range(count):
         i = (first + step) % count
-        if edit[i, ORDER] == 1 and edit[i, BIN] == x:
+        if edit[i, ORDER] == 1 and edit[i, BIN] == x and (k == 0 or edit[i, OWN]):
             return i
     return -1
