@@ -25,6 +25,7 @@ from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
 from hsap.ir.schedule import Strategy
 from hsap.planners.nested.cost import Documents
+from hsap.planners.nested.documents import documents_of, exact_areas
 from hsap.planners.nested.levels import (
     Table,
     inside,
@@ -33,7 +34,7 @@ from hsap.planners.nested.levels import (
     tabulate,
     whole_documents,
 )
-from hsap.planners.nested.search import solve
+from hsap.planners.nested.search import repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
 
 NODE_SLACK = 0.8
@@ -41,6 +42,7 @@ NODE_SLACK = 0.8
 CARE = 0.0005
 """What caps are lowered by, so that rounding rows doesn't exceed them."""
 PEAK = 4.0
+MOST_REPAIRS = 5
 
 
 def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05, effort: int = 100) -> Strategy:
@@ -60,15 +62,6 @@ def head_groups(problem: Problem) -> int:
     """Head groups that ranks may share rows by: a power of two up to 8 that divides the column's KV heads."""
     share = problem.heads.shares(problem.topology.intra_sp)[0]
     return next(g for g in (8, 4, 2, 1) if share.kv_count % g == 0)
-
-
-def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
-    """Describe documents by falling area, with the first token of each."""
-    length = np.array(problem.layout.lengths, np.int64)
-    order = np.argsort(-length, kind="stable")
-    starts = problem.layout.cu_seqlens[:-1][order]
-    length = length[order]
-    return Documents(length, np.ones(len(length)), np.full(len(length), -1), np.zeros((0, 2))), starts
 
 
 def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
@@ -104,15 +97,30 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
         own = part_of_documents(documents, which)
         rules = rules_of(costs, groups, np.repeat(caps[:, None], size[x], axis=1), PEAK)
         placed, sizes = search_level(template, sizes, own, rules, proposals // 3, 48, (8.0, 200.0), 8, 2 + x)
-        tables.append(tabulate(placed, sizes, starts[which], own.length, groups, first_rank[x]))
+        tables.append(_exactly(problem, placed, sizes, starts[which], own, rules, first_rank[x]))
     if not tables:
         return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
     return Table(*(np.concatenate(parts) for parts in zip(*tables)))
 
 
+def _exactly(problem: Problem, pieces, counts, starts, documents: Documents, rules, first_rank: int) -> Table:
+    """Tabulate a node's ranks; repair first what areas that were interpolated hid."""
+    for _ in range(MOST_REPAIRS):
+        table = Table(*tabulate(pieces, counts, starts, documents.length, rules.groups, first_rank))
+        if (documents.table < 0).all():
+            break
+        exact = exact_areas(problem, table.cells, rules.groups)[first_rank : first_rank + rules.caps.shape[1]]
+        if (exact <= rules.caps[0]).all():
+            break
+        repair_from(pieces, counts, documents, rules, exact)
+    return table
+
+
 def totals(documents: Documents) -> np.ndarray:
     """Pairs and tokens of all documents: float64 [2]."""
-    return np.array([(documents.weight * documents.length * (documents.length + 1) / 2).sum(), documents.length.sum()], float)
+    causal = documents.length * (documents.length + 1) / 2
+    pairs = np.where(documents.table < 0, causal, documents.area[documents.table, -1] if len(documents.area) else 0)
+    return np.array([pairs.sum(), documents.length.sum()], np.float64)
 
 
 def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):

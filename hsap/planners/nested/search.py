@@ -66,6 +66,17 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
 
 
 @njit(cache=True)
+def repair_from(pieces, counts, documents, rules, exact):
+    """Repair in place where bins compute `exact` pairs, float64 [bins], rather than what documents' tables say."""
+    load = np.zeros((NUM_LOADS, rules.caps.shape[1]))
+    reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
+    for d in range(len(counts)):
+        add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+    load[AREA] = exact
+    repair(pieces, counts, documents, load, rules, REPAIR_PRICE, 20 * load.shape[1])
+
+
+@njit(cache=True)
 def priced(rules, unit):
     """The same rules with another unit."""
     return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak, rules.piece)
