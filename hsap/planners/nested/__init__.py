@@ -37,20 +37,20 @@ from hsap.planners.nested.levels import (
 from hsap.planners.nested.search import repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
 
-NODE_SLACK = 0.8
+NODE_SLACK = 0.85
 """Share of the slack that nodes may use; the rest is for their ranks."""
 CARE = 0.0005
 """What caps are lowered by, so that rounding rows doesn't exceed them."""
 PEAK = 8.0
 NODE_PEAK = 0.0
-NUM_RETRIES = 3
-NODE_STARTS = 60
+NUM_RETRIES = 2
+NODE_STARTS = 80
 RANK_STARTS = 12
-RANK_SHARE = 3
+RANK_SHARE = 5
 MOST_REPAIRS = 5
 
 
-def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05, effort: int = 100) -> Strategy:
+def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05, effort: int = 50) -> Strategy:
     """Plan documents nested in nodes and ranks, balanced in area and in tokens."""
     slack = [
         number("planner nested: area_slack, as 0.05 for 5 % over the mean,", area_slack, zero=True),
@@ -93,7 +93,9 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
     if len(size) > 1:
         loose = np.maximum(mean * (1 + slack * NODE_SLACK), np.ceil(mean * [0, 1]))
         rules = rules_of(costs, groups, loose[:, None] * size, NODE_PEAK)
-        pieces, counts, _, _ = search_level(pieces, counts, documents, rules, proposals, NODE_STARTS, (4.0, 64.0), min(2, groups), 1)
+        pieces, counts, _, _ = search_level(
+            pieces, counts, documents, rules, proposals, NODE_STARTS, (4.0, 64.0), min(2, groups), 1
+        )
     ranks = [_Ranks(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))]
     ranks = [part for part in ranks if len(part.which)]
     for part in ranks:

@@ -33,10 +33,9 @@ class Documents(NamedTuple):
     """Documents as the compiled loops see them, see `hsap.planners.nested.documents`.
 
     length: int64 [n]. table: int64 [n], which table describes a document, or -1 for a causal one (closed forms).
-    position, area: [tables, cells + 1], rows and pairs before each cell border. slope: float64 [tables, cells], pairs of
-    a cell's first row. keys: int64 [tables, masks, 4, cells].
-    sink: int64 [tables, masks], keys from the first on that rows see apart from the others. share: float64 [masks], of
-    the layers.
+    position, area: [tables, cells + 1], rows and pairs before each cell border. slope: float64 [tables, cells], pairs
+    of a cell's first row. keys: int64 [tables, masks, 4, cells]. sink: int64 [tables, masks], keys from the first on
+    that rows see apart from the others. share: float64 [masks], of the layers.
     """
 
     length: np.ndarray
@@ -251,7 +250,7 @@ def _span(documents, table, mask, begin, end):
             for row in (max(begin, position[at]), min(end, position[at + 1]) - 1):
                 part = (row - position[at]) / steps
                 low = min(low, int(keys[FIRST_LOW, at] + part * (keys[LAST_LOW, at] - keys[FIRST_LOW, at])))
-                high = max(high, int(math.ceil(keys[FIRST_HIGH, at] + part * (keys[LAST_HIGH, at] - keys[FIRST_HIGH, at]))))
+                high = max(high, math.ceil(keys[FIRST_HIGH, at] + part * (keys[LAST_HIGH, at] - keys[FIRST_HIGH, at])))
         at += 1
     return min(low, high), high
 

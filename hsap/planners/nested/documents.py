@@ -3,8 +3,8 @@
 A causal document has closed forms. Any other is described by a table of cells, row intervals that end where its slices
 do and at even steps between: the area before each, and for its first and last row the span of keys that they see. Keys
 that begin at the document's first token and lie apart from the rest (a sink, a shared question) are counted by
-themselves. Within a cell what rows see is linear: exact for windows and all that follows the diagonal, near for others; what
-the plan does comes from the slices themselves.
+themselves. Within a cell what rows see is linear: exact for windows and all that follows the diagonal, near for
+others; what the plan does comes from the slices themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
         grown = np.bincount(cell, weights=area(pieces), minlength=len(cells)).reshape(len(other), -1)
         pairs[:, 1:] += share[mask] * np.cumsum(grown, axis=1)
         slope += share[mask] * _row_pairs(slices, cells[:, 0]).reshape(slope.shape)
-        first = _seen(slices, np.stack([cells[:, 0], cells[:, 0] + 1], axis=1), np.repeat(starts[other], grown.shape[1]))
+        first = _seen(
+            slices, np.stack([cells[:, 0], cells[:, 0] + 1], axis=1), np.repeat(starts[other], grown.shape[1])
+        )
         last = _seen(slices, np.stack([cells[:, 1] - 1, cells[:, 1]], axis=1), np.repeat(starts[other], grown.shape[1]))
         _read_keys(keys[:, mask], sink[:, mask], first, last)
     total = np.where(table < 0, length * (length + 1) / 2, pairs[table, -1] if len(other) else 0)

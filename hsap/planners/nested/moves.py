@@ -43,7 +43,11 @@ def propose(pieces, counts, documents, load, rules, max_order, state, edit, size
         if not _shift(edit[0], count, i, d, documents, load, rules.caps, state):
             return 0
     elif kind < 0.85 or max_order == 1:
-        if piece[ORDER] != 1 or count == edit.shape[1] or not _split(edit[0], count, i, d, documents, load, rules.caps, state):
+        if (
+            piece[ORDER] != 1
+            or count == edit.shape[1]
+            or not _split(edit[0], count, i, d, documents, load, rules.caps, state)
+        ):
             return 0
         sizes[0] = count + 1
     elif not _reorder(edit[0], sizes, i, d, documents, rules.groups, max_order, num_bins, state):
@@ -95,7 +99,7 @@ def _amount(pairs, rows, x, y, load, caps, state):
 def cut_row(documents, d, begin, end, pairs, rows, at_end):
     """Row that cuts so many pairs (or rows) off the end or the beginning of [begin, end), rather less than more."""
     if pairs > 0 and at_end:
-        return int(math.ceil(row_of_area(documents, d, area_before(documents, d, end) - pairs)))
+        return math.ceil(row_of_area(documents, d, area_before(documents, d, end) - pairs))
     if pairs > 0:
         return int(row_of_area(documents, d, area_before(documents, d, begin) + pairs))
     return end - int(rows) if at_end else begin + int(rows)

@@ -19,7 +19,6 @@ from numba import njit
 
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, MAX_ORDER, ORDER, OWN, area_before, row_of_area
 
-
 MAX_TILES = 8
 
 
@@ -63,7 +62,9 @@ def items_of(pieces, counts, documents, groups):
                 at += 1
             begin = piece[END]
     order = np.argsort(-pairs, kind="mergesort")
-    return Items(columns[0][order], columns[1][order], columns[2][order], columns[3][order], part[order], columns[4][order])
+    return Items(
+        columns[0][order], columns[1][order], columns[2][order], columns[3][order], part[order], columns[4][order]
+    )
 
 
 @njit(cache=True)
@@ -122,7 +123,7 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
 
 @njit(cache=True)
 def _tiles(items, documents, rules, loads, tails, ends, wish):
-    """Place suffixes of the largest items as tiles, on the emptiest bins: int64 [MAX_TILES, 1 + MAX_ORDER] order, bins."""
+    """Place suffixes of large items as tiles, on the emptiest bins: int64 [MAX_TILES, 1 + MAX_ORDER] order, bins."""
     caps, num_bins = rules.caps, loads.shape[1]
     tiles = np.zeros((MAX_TILES, 1 + MAX_ORDER), np.int64)
     num, t = 0, 0
@@ -142,7 +143,7 @@ def _tiles(items, documents, rules, loads, tails, ends, wish):
             continue
         row = low
         if pairs > order * room:
-            row = int(math.ceil(row_of_area(documents, d, area_before(documents, d, high) - order * room)))
+            row = math.ceil(row_of_area(documents, d, area_before(documents, d, high) - order * room))
         if order > rules.groups:
             row = max(row, (2 * high + 2) // 3)
         if row >= high - order:
@@ -206,7 +207,11 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
     if largest < 0:
         return -1
     room = goal[1] - load[1] - _tokens(items, largest)
-    if room < 0 or load[0] + _pairs(items, documents, largest, items.low[largest], items.high[largest]) + _filler(light, room) > goal[0]:
+    if (
+        room < 0
+        or load[0] + _pairs(items, documents, largest, items.low[largest], items.high[largest]) + _filler(light, room)
+        > goal[0]
+    ):
         row = _start(items, documents, goal, load, light, largest, share)
         if items.low[largest] < row < items.high[largest]:
             _take_suffix(items, documents, load, tails, ends, largest, row, x)
@@ -216,9 +221,9 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
             continue
         room = goal[1] - load[1] - _tokens(items, t)
         pairs = _pairs(items, documents, t, items.low[t], items.high[t])
-        if room >= 0 and load[0] + pairs + _filler(light, room) <= goal[0]:
-            if t == largest or noise == 0 or (t * 7919 + x * 104729) % 97 / 97.0 >= noise * 0.3:
-                _take_suffix(items, documents, load, tails, ends, t, items.low[t], x)
+        skipped = t != largest and (t * 7919 + x * 104729) % 97 / 97.0 < noise * 0.3
+        if not skipped and room >= 0 and load[0] + pairs + _filler(light, room) <= goal[0]:
+            _take_suffix(items, documents, load, tails, ends, t, items.low[t], x)
     if goal[0] - load[0] - _filler(light, goal[1] - load[1]) < 0.01 * goal[0]:
         return -1
     best, cost, row = -1, 1e18, 0
@@ -275,12 +280,14 @@ def _start(items, documents, goal, load, light, t, share):
         tokens = max(goal[1] - load[1] - width, 0.0)
         prefix = max(share * tokens, tokens - light[-1, 1]) * own
         wanted = goal[0] - load[0] - _filler(light, tokens - prefix)
-        wanted = wanted / items.part[t] - area_before(documents, d, min(low + prefix, high)) + area_before(documents, d, low)
+        wanted = (
+            wanted / items.part[t] - area_before(documents, d, min(low + prefix, high)) + area_before(documents, d, low)
+        )
         start = min(row_of_area(documents, d, area_before(documents, d, high) - wanted), float(high))
         width = own * (0.5 * (width + high - start) if width > 0 else high - start)
     if own * (high - start) > goal[1] - load[1]:
         start = high - (goal[1] - load[1])
-    return max(int(math.ceil(start)), low)
+    return max(math.ceil(start), low)
 
 
 @njit(cache=True)
@@ -349,4 +356,11 @@ def _fitting(items, documents, t, rows, pairs):
         return 0
     if _pairs(items, documents, t, low, low + rows) <= pairs:
         return rows
-    return int(row_of_area(documents, items.document[t], area_before(documents, items.document[t], low) + pairs / items.part[t])) - low
+    return (
+        int(
+            row_of_area(
+                documents, items.document[t], area_before(documents, items.document[t], low) + pairs / items.part[t]
+            )
+        )
+        - low
+    )

@@ -53,7 +53,7 @@ def repair(pieces, counts, documents, load, rules, price, most_steps):
 
 @njit(cache=True)
 def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach):
-    """Write to edit[1] the document after the cut that leaves the least energy: (document, new count), -1 if none helps."""
+    """Write the document after the cut that leaves the least energy to edit[1]: (document, count), -1 if none helps."""
     best, best_document, best_size = energy(load, rules, price) * (1 - 1e-9), -1, 0
     without, trial = load.copy(), load.copy()
     for d in range(len(counts)):
@@ -99,10 +99,7 @@ def _uses(piece, x, k):
     """Whether a piece loads bin x with resource k."""
     if piece[ORDER] == 1:
         return piece[BIN] == x and piece[HEADS] != 0 if k == 0 else piece[HOME] == x and piece[OWN] != 0
-    for j in range(piece[ORDER]):
-        if piece[BIN + j] == x:
-            return True
-    return False
+    return (piece[BIN : BIN + piece[ORDER]] == x).any()
 
 
 @njit(cache=True)

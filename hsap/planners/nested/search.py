@@ -65,7 +65,18 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     b = np.argmin(found)
     if num_bins > 1:
         middle = (math.sqrt(heat[0] * heat[1]), heat[1])
-        anneal(pieces[b], sizes[b], documents, load[b], rules, proposals // 2, middle, (price[1], price[1]), max_order, seed)
+        anneal(
+            pieces[b],
+            sizes[b],
+            documents,
+            load[b],
+            rules,
+            proposals // 2,
+            middle,
+            (price[1], price[1]),
+            max_order,
+            seed,
+        )
         repair(pieces[b], sizes[b], documents, load[b], rules, REPAIR_PRICE, 20 * num_bins)
     return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
 
@@ -115,7 +126,9 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         for c in range(changed):
             _exchange(trial, fresh[c], parts[which[c]], edit[c], sizes[c], which[c], documents, rules, reach)
         if draw(state) < 0.7:
-            changed = _mend(pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach)
+            changed = _mend(
+                pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach
+            )
         after = energy(trial, rules, now_price)
         if after > now and draw(state) >= math.exp((now - after) / now_heat):
             continue
@@ -150,7 +163,7 @@ def _exchange(load, fresh, old, edit, size, d, documents, rules, reach):
 
 @njit(cache=True)
 def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, sizes, which, changed, reach):
-    """Cut what the fullest bin has too much off one of its pieces, for a neighbour or a bin with room: documents changed."""
+    """Cut what the fullest bin has too much off one of its pieces, for one with room: number of documents changed."""
     k, x, y = _fullest(load, rules.caps, state)
     size = load[AREA + k, x] - rules.caps[k, x]
     if size <= 0:
