@@ -82,6 +82,8 @@ def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
 
 def place(problem: Problem, documents: Documents, starts, groups: int, slack: np.ndarray, proposals: int) -> Table:
     """Deal documents to nodes and what each gets to its ranks."""
+    if not len(documents.length):
+        return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
     costs = row_costs(problem, groups)
     num_ranks = problem.topology.inter_sp
     nodes = problem.node_of[:: problem.topology.intra_sp]
@@ -104,8 +106,6 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
     for attempt in range(1, NUM_RETRIES + 1 if len(ranks) > 1 else 1):
         max(ranks, key=lambda part: part.most).solve(costs, caps, proposals // RANK_SHARE, attempt)
     tables = [_exactly(problem, part) for part in ranks]
-    if not tables:
-        return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
     return Table(*(np.concatenate(parts) for parts in zip(*tables)))
 
 

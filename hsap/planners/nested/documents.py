@@ -33,17 +33,16 @@ def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
     keys = np.zeros((len(other), len(share), 4, position.shape[1] - 1), np.int64)
     sink = np.zeros((len(other), len(share)), np.int64)
     pairs, slope = np.zeros(position.shape), np.zeros((len(other), position.shape[1] - 1))
+    begin, stop = np.repeat(problem.layout.document_spans[other], slope.shape[1], axis=0).T
+    # Empty cells have rows too: some of their own document.
+    first_row, last_row = np.minimum(cells[:, 0], stop - 1), np.maximum(cells[:, 1] - 1, begin)
     for mask in range(len(share)) if len(other) else ():
         slices = problem.slices(mask)
         pieces, cell, _ = cut(slices, cells, _everything())
         grown = np.bincount(cell, weights=area(pieces), minlength=len(cells)).reshape(len(other), -1)
         pairs[:, 1:] += share[mask] * np.cumsum(grown, axis=1)
-        slope += share[mask] * _row_pairs(slices, cells[:, 0]).reshape(slope.shape)
-        first = _seen(
-            slices, np.stack([cells[:, 0], cells[:, 0] + 1], axis=1), np.repeat(starts[other], grown.shape[1])
-        )
-        last = _seen(slices, np.stack([cells[:, 1] - 1, cells[:, 1]], axis=1), np.repeat(starts[other], grown.shape[1]))
-        _read_keys(keys[:, mask], sink[:, mask], first, last)
+        slope += share[mask] * _row_pairs(slices, first_row).reshape(slope.shape)
+        _read_keys(keys[:, mask], sink[:, mask], *(_seen(slices, rows, begin) for rows in (first_row, last_row)))
     total = np.where(table < 0, length * (length + 1) / 2, pairs[table, -1] if len(other) else 0)
     order = np.argsort(-total, kind="stable")
     return Documents(length[order], table[order], position, pairs, slope, keys, sink, share), starts[order]
@@ -108,7 +107,7 @@ def _seen(slices: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[np.
 
     low, high: span of the keys that are not the sink's; sink: keys from the start that lie apart from the others.
     """
-    distinct, which = np.unique(rows[:, 0], return_inverse=True)
+    distinct, which = np.unique(rows, return_inverse=True)
     pieces, row, _ = cut(slices, np.stack([distinct, distinct + 1], axis=1), _everything())
     start_of = np.zeros(len(distinct), np.int64)
     start_of[which] = starts

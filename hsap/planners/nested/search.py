@@ -57,7 +57,7 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
     heat = (heat[0] * rules.unit, heat[1] * rules.unit)
     if num_bins > 1:
-        found[found > HOPEFUL * found.min()] = NOT_FOUND
+        found[found > HOPEFUL * max(found.min(), 0.0) + 1.0] = NOT_FOUND
         share = proposals // (2 * (found < NOT_FOUND).sum())
         for k in np.flatnonzero(found < NOT_FOUND):
             repair(pieces[k], sizes[k], documents, load[k], rules, price[1], num_bins // 2)
