@@ -11,8 +11,8 @@ Ours; the flagship. What it rests on:
 Steps: `peel` makes first placements, `search` improves the best of them, `repair` brings areas and tokens under their
 caps exactly, `strategy` turns pieces into shards and blocks. Cost: a few thousand proposals a level, some 10 ms.
 Options: area_slack, token_slack: excess of the busiest rank over the mean that is allowed. Where a single row or token
-is more than that, it can't hold. effort: proposals of the search, in hundreds; 10 is quick, 1000 is thorough. It is
-seeded, and never looks at the clock.
+is more than that, it can't hold. effort: proposals of the search, in hundreds: 10 is quick, 500 is thorough (a few
+percent less between nodes). It is seeded, and never looks at the clock.
 """
 
 from __future__ import annotations
@@ -37,16 +37,20 @@ from hsap.planners.nested.levels import (
 from hsap.planners.nested.search import repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
 
-NODE_SLACK = 0.85
+NODE_SLACK = 0.8
 """Share of the slack that nodes may use; the rest is for their ranks."""
 CARE = 0.0005
-"""What caps are lowered by, so that rounding rows doesn't exceed them."""
-PEAK = 8.0
-NODE_PEAK = 0.0
-NUM_RETRIES = 2
-NODE_STARTS = 80
-RANK_STARTS = 12
+"""What ranks' caps are lowered by, so that rounding rows doesn't exceed them."""
+PEAK, NODE_PEAK = 8.0, 0.0
+"""Weight of what the busiest rank, or node, receives beside what all receive together."""
+NODE_STARTS, RANK_STARTS = 80, 12
+"""First placements that are made, the best ones to be improved."""
+HEAT = ((0.0015, 0.0001), (0.004, 0.0003))
+"""First and last heat of the search among nodes and among ranks, in units (`Rules.unit`)."""
 RANK_SHARE = 5
+"""Among a node's ranks the search makes this many times fewer proposals than among the nodes."""
+NUM_RETRIES = 2
+"""How often the node of the busiest rank is searched again."""
 MOST_REPAIRS = 5
 
 
@@ -157,7 +161,7 @@ def search_level(template, counts, documents, rules, proposals, starts, price, m
     """Solve one level: (pieces, counts, load, energy)."""
     num_bins = rules.caps.shape[1]
     places = 2 * template.shape[1] + 6 * num_bins + 16
-    heat = (0.004, 0.0003)
+    heat = HEAT[max_order > 2]
     drawn = wishes(starts, max_order, seed)
     return solve(template, counts, documents, rules, drawn, proposals, heat, price, max_order, places, seed)
 
