@@ -40,7 +40,7 @@ from hsap.planners.nested.strategy import strategy_of
 NODE_SLACK = 0.8
 """Share of the slack that nodes may use; the rest is for their ranks."""
 CARE = 0.0005
-"""What ranks' caps are lowered by, so that rounding rows doesn't exceed them."""
+"""What ranks' caps on area are lowered by, so that rounding rows doesn't exceed them."""
 PEAK, NODE_PEAK = 8.0, 0.0
 """Weight of what the busiest rank, or node, receives beside what all receive together."""
 NODE_STARTS, RANK_STARTS = 80, 12
@@ -94,7 +94,9 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
     first_rank = np.flatnonzero(np.diff(nodes, prepend=-1))
     size = np.diff(first_rank, append=num_ranks)
     mean = totals(documents) / num_ranks
-    caps = np.maximum(mean * (1 + slack - CARE), np.ceil(mean * [0, 1]))
+    intra = problem.topology.intra_sp
+    tokens = intra * np.floor(mean[1] / intra * (1 + slack[1]))
+    caps = np.array([mean[0] * (1 + slack[0] - CARE), max(tokens, np.ceil(mean[1]))])
     pieces, counts = whole_documents(documents.length, groups)
     if len(size) > 1:
         loose = np.maximum(mean * (1 + slack * NODE_SLACK), np.ceil(mean * [0, 1]))

@@ -54,7 +54,8 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
         if value < found[worst] and not (found == value).any():
             found[worst] = value
             pieces[worst], sizes[worst], load[worst] = pieces[keep], sizes[keep], load[keep]
-    rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
+    if rules.peak > 0:
+        rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
     heat = (heat[0] * rules.unit, heat[1] * rules.unit)
     if num_bins > 1:
         found[found > HOPEFUL * max(found.min(), 0.0) + 1.0] = NOT_FOUND
