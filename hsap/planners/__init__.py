@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
+from hsap.planners.dcp import dcp
 from hsap.planners.distflash import distflash
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
@@ -22,11 +23,16 @@ from hsap.planners.zigzag import zigzag
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """An entry of the table. plan: the function. paper: where it is from. summary: one line for people."""
+    """An entry of the table.
+
+    plan: the function. paper: where it is from. summary: one line for people. slow: whether it takes so long that a
+    choice among many planners should leave it out unless it runs ahead.
+    """
 
     plan: Callable[..., Strategy]
     paper: str
     summary: str
+    slow: bool = False
 
 
 PLANNERS: dict[str, Planner] = {
@@ -36,6 +42,9 @@ PLANNERS: dict[str, Planner] = {
         distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
     ),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "dcp": Planner(
+        dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
+    ),
 }
 
 
