@@ -47,14 +47,14 @@ from hsap.planners.refine import Parts, refine
 
 BLOCK_SIZES = (512, 1024, 2048, 4096)
 """Token blocks that `block=0` tries."""
+DEFAULT_BLOCK, MIN_BLOCKS = 1024, 4
+"""By default a block is the largest of the sizes, from the first of these, that gives a rank so many."""
 MAX_CELLS = 1 << 23
 """Computation blocks that a batch may have at most: the solver takes minutes for a tenth of them."""
 TOKEN_ROOM, AREA_ROOM = 0.2, 0.6
 """Parts of the slacks that a node may use; its ranks need the rest, as blocks have a size."""
 RANK_ROOM = 0.96
 """Part of the slacks at which a rank begins to cost, as a cap may be exceeded a little."""
-EFFORTS = (200_000, 400_000)
-"""Proposals of `refine`, for families and for single vertices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Settings:
 
 def dcp(
     problem: Problem,
-    block: int = 1024,
+    block: int | None = None,
     eps_inter: float = 0.4,
     eps_intra: float = 0.1,
     divisions: int = 4,
@@ -78,7 +78,9 @@ def dcp(
     token_slack: float = 0.1,
 ) -> Strategy:
     """Plan token and computation blocks as parts of a hypergraph."""
-    block = whole("planner dcp: block, tokens of a block or 0 for the best of some,", block, 0)
+    if block is None:
+        block = _default_block(problem)
+    block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
     settings = _Settings(
         number("planner dcp: eps_inter, as 0.4 for 40 % over the mean,", eps_inter, zero=True),
         number("planner dcp: eps_intra, as 0.1 for 10 % over the mean,", eps_intra, zero=True),
@@ -162,6 +164,12 @@ class _Choice:
         return float(time.max()) / problem.topology.intra_sp
 
 
+def _default_block(problem: Problem) -> int:
+    """The largest size from 1024 of which a rank has four blocks; 1024 where there is none."""
+    fits = [size for size in BLOCK_SIZES if problem.layout.num_tokens >= MIN_BLOCKS * size * problem.topology.inter_sp]
+    return max([*fits[-1:], DEFAULT_BLOCK])
+
+
 def _token_blocks(problem: Problem, block: int) -> np.ndarray:
     """Cut documents into spans of `block` tokens, the last one ragged: int64 [num_token_blocks, 2]."""
     starts, stops = problem.layout.document_spans.T
@@ -203,14 +211,13 @@ def _place(problem: Problem, graph: Hypergraph, family: np.ndarray, settings: _S
     rank_caps = np.tile(np.minimum(mean * (1 + slack * RANK_ROOM), limit), (num_ranks, 1))
 
     node = partition(graph, ranks_of, settings.eps_inter)
-    node = refine(graph, node, Parts.alike(node_caps), family, EFFORTS)
+    node = refine(graph, node, Parts.alike(node_caps), (family,))
     rank = np.zeros(len(graph), np.int64)
-    efforts = tuple(effort // len(ranks_of) for effort in EFFORTS)
     for index, size in enumerate(ranks_of):
         mine = np.flatnonzero(node == index)
         inside = graph.within(mine)
         part = partition(inside, np.ones(size), settings.eps_intra)
-        part = refine(inside, part, Parts.alike(rank_caps[:size]), family[mine], efforts)
+        part = refine(inside, part, Parts.alike(rank_caps[:size]), (family[mine],))
         rank[mine] = np.searchsorted(node_of, index) + part
     far = max(problem.cluster.intra_bytes_per_s / problem.cluster.inter_bytes_per_s - 1.0, 0.0)
-    return refine(graph, rank, Parts(rank_caps, node_of, far), family, (0, EFFORTS[1]))
+    return refine(graph, rank, Parts(rank_caps, node_of, far), ())

@@ -7,6 +7,7 @@ deterministic preset, on one thread, from a fixed seed. It balances one weight, 
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 
 import numpy as np
@@ -75,7 +76,7 @@ def partition(graph: Hypergraph, sizes: np.ndarray, epsilon: float) -> np.ndarra
     limits = np.ceil(int(weight.sum()) * (1 + epsilon) * sizes / sizes.sum()).astype(np.int64)
     context.set_individual_target_block_weights(limits.tolist())
     pins, offsets = graph.pins.tolist(), graph.offsets.tolist()
-    edges = [pins[a:b] for a, b in zip(offsets, offsets[1:])]
+    edges = [pins[a:b] for a, b in itertools.pairwise(offsets)]
     made = solver.create_hypergraph(context, len(graph), len(edges), edges, weight.tolist(), graph.num_bytes.tolist())
     return np.array(made.partition(context).get_partition(), dtype=np.int64)
 

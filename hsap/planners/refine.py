@@ -22,12 +22,13 @@ from hsap.planners.hypergraph import Hypergraph
 
 TURNS = 40
 """Steps of temperature and price; the last one takes no move for the worse."""
-HOTTEST, COLDEST = 0.3, 0.004
-"""Temperatures, in units of the median edge's bytes."""
+HOT_FAMILY, HOT, COLD = 0.3, 0.04, 0.004
+"""Temperatures at first (for families, for single vertices) and at last, in units of the median edge's bytes."""
+TRIES_FAMILY, TRIES = 3000, 150
+"""Proposals per family and per single vertex."""
 CHEAPEST, DEAREST = 1.0, 200.0
 """Prices, in that unit, of an excess as large as the median vertex."""
-RANDOM_SHIFT = np.uint64(11)
-ALL_BITS = 1.0 / 2.0**53
+HALF = np.uint64(32)
 SEED = np.uint64(88172645463325252)
 
 
@@ -64,25 +65,26 @@ class _State(NamedTuple):
     price: np.ndarray
 
 
-def refine(graph: Hypergraph, part: np.ndarray, parts: Parts, family: np.ndarray, efforts: tuple[int, int]):
+def refine(graph: Hypergraph, part: np.ndarray, parts: Parts, families: tuple[np.ndarray, ...]) -> np.ndarray:
     """Improve a partition under caps: int64 [num_vertices], the new parts.
 
-    family: int64 [num_vertices], what belongs together. efforts: proposals of moves of families (of what a family has
-    in one part) and of single vertices.
+    families: int64 [num_vertices] each, what moves together where it is in one part, from coarse to fine.
     """
     num_parts = len(parts.caps)
     if num_parts < 2 or not len(graph):
         return part
     unit = float(np.median(graph.num_bytes)) if len(graph.num_bytes) else 1.0
     price = np.array([unit / np.median(column[column > 0]) if column.any() else 0.0 for column in graph.weight.T])
-    if efforts[0]:
+    for family in families:
         keys, cluster = distinct(family * num_parts + part)
-        moved = _annealed(graph.contracted(cluster, len(keys)), keys % num_parts, parts, price, unit, efforts[0])
-        part = moved[cluster]
-    return _annealed(graph, part, parts, price, unit, efforts[1])
+        coarse = graph.contracted(cluster, len(keys))
+        part = _annealed(coarse, keys % num_parts, parts, price, unit * HOT_FAMILY, unit * COLD, TRIES_FAMILY)[cluster]
+    return _annealed(graph, part, parts, price, unit * HOT, unit * COLD, TRIES)
 
 
-def _annealed(graph: Hypergraph, part: np.ndarray, parts: Parts, price: np.ndarray, unit: float, effort: int):
+def _annealed(
+    graph: Hypergraph, part: np.ndarray, parts: Parts, price: np.ndarray, hot: float, cold: float, tries: int
+):
     """Anneal a copy of the partition: int64 [num_vertices]."""
     num_parts, num_nodes = len(parts.caps), int(parts.node_of.max()) + 1
     state = _State(
@@ -99,9 +101,9 @@ def _annealed(graph: Hypergraph, part: np.ndarray, parts: Parts, price: np.ndarr
         price,
     )
     steps = np.arange(TURNS) / (TURNS - 1)
-    heat = unit * HOTTEST * (COLDEST / HOTTEST) ** steps
+    heat = hot * (cold / hot) ** steps
     heat[-1] = 0.0
-    _anneal(state, parts, heat, CHEAPEST * (DEAREST / CHEAPEST) ** steps, -(-effort // TURNS))
+    _anneal(state, parts, heat, CHEAPEST * (DEAREST / CHEAPEST) ** steps, -(-tries * len(part) // TURNS))
     return state.part
 
 
@@ -121,14 +123,14 @@ def _anneal(state, parts, heat, cost, tries):
                 change += _gain(state, parts, u, b, a)
                 _put(state, parts.node_of, u, b, a)
             random = _next(random)
-            chance = float(random >> RANDOM_SHIFT) * ALL_BITS
+            chance = float(random >> HALF) / 2.0**32
             if change > 0.0 and (heat[turn] == 0.0 or chance >= np.exp(-change / heat[turn])):
                 _put(state, parts.node_of, v, b, a)
                 if u >= 0:
                     _put(state, parts.node_of, u, a, b)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _propose(state, num_parts, random):
     """Choose vertex v to go to part b, in exchange for vertex u there (-1: for none): (random, v, u, b)."""
     random = _next(random)
@@ -156,7 +158,7 @@ def _propose(state, num_parts, random):
     return random, v, np.int64(-1), state.part[state.pins[at]]
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _gain(state, parts, v, a, b):
     """Bytes that the connectivity grows by if v goes from part a to part b."""
     change = 0.0
@@ -175,7 +177,7 @@ def _gain(state, parts, v, a, b):
     return change
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _overload(state, caps, v, u, a, b):
     """Priced excess over the caps that is added if v goes from part a to part b, and u the other way."""
     change = 0.0
@@ -190,7 +192,7 @@ def _overload(state, caps, v, u, a, b):
     return change
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _put(state, node_of, v, a, b):
     """Move v from part a to part b."""
     state.part[v] = b
@@ -205,7 +207,7 @@ def _put(state, node_of, v, a, b):
         state.in_node[e, node_of[b]] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _next(random):
     """The next of a fixed sequence of 64 random bits (xorshift, Marsaglia 2003)."""
     random ^= random << np.uint64(13)
@@ -214,7 +216,7 @@ def _next(random):
     return random
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _below(random, limit):
     """A number in [0, limit) out of random bits."""
-    return np.int64((random >> RANDOM_SHIFT) % np.uint64(limit))
+    return np.int64(((random >> HALF) * np.uint64(limit)) >> HALF)
