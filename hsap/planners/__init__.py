@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
+from hsap.planners.basp import basp
 from hsap.planners.distflash import distflash
+from hsap.planners.loongtrain import loongtrain
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
+from hsap.planners.te import te
+from hsap.planners.usp import usp
 from hsap.planners.zigzag import zigzag
 
 
@@ -40,6 +44,12 @@ PLANNERS: dict[str, Planner] = {
         distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
     ),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", True),
+    "te": Planner(te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", True),
+    "loongtrain": Planner(
+        loongtrain, "LoongTrain (Gu et al., 2024)", "all-to-all over heads × two zigzag rings, one in the node", True
+    ),
+    "basp": Planner(basp, "BASP (abstract only)", "each sequence of the micro-step on a group of its own", True),
 }
 
 
