@@ -2,13 +2,13 @@
 
 Paper: "Batch-Aware Sequence Parallelism", of which only the abstract is public: partition the GPUs into disjoint
 sequence-parallel groups according to the micro-batch size, so that the all-to-all has smaller groups.
-Cost: no transfer between the groups of the b sequences, and none at all where every rank has sequences to itself; inside
-a group of n ranks as `te` on n ranks, less the rows of KV that aren't needed.
-Ours, as the rest isn't known: R ranks and b sequences with tokens in them give groups of R / b where that divides, else
-in proportion to the sequences' area, one rank at least. Of more sequences than ranks the largest go to single ranks, as
-many to each, and the others share all ranks as above. Inside a group every document is zigzag, a rank's early and late
-chunks apart, and KV goes straight from home to who needs it. The head degree is the KV heads as far as they divide
-every group, the ranks and a node; an IntraSP that is given is kept, and groups are of whole InterSP ranks.
+Cost: no transfer between the groups of the b sequences, and none at all where every rank has sequences to itself;
+inside a group of n ranks as `te` on n ranks, less the rows of KV that aren't needed.
+Ours, as the rest isn't known: R ranks and b sequences with tokens in them give groups of R / b where that divides,
+else in proportion to the sequences' area, one rank at least. Of more sequences than ranks the largest go to single
+ranks, as many to each, and the others share all ranks as above. Inside a group every document is zigzag, a rank's
+early and late chunks apart, and KV goes straight from home to who needs it. The head degree is the KV heads as far as
+they divide every group, the ranks and a node; an IntraSP that is given is kept, and groups are of whole InterSP ranks.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 Paper: Gu et al., "LoongTrain: Efficient Training of Long-Sequence LLMs with Head-Context Parallelism" (2024), §4:
 2D-Attention (all-to-all over heads, ring over context), Double-Ring-Attention, and head-first placement (neighbours
 share a sequence's heads, so that the all-to-all has the fast links).
-Cost: as `te` in bytes a rank, (R / h - 1) · L / R rows of KV with head degree h, needed or not. A single ring's KV comes
-back into the node that it began in, this one's never does: a row crosses once to each other node.
-Ours: each document is zigzag for itself (the paper has one sequence); the inner ring is the largest number of neighbours
-that cuts the context ranks evenly and lies in one node, which may be less than a node; KV gradients don't travel the
-rings, with a rounding at every hop, but are merged inside a node and go straight home: the same bytes, between nodes too.
+Cost: as `te` in bytes a rank, (R / h - 1) · L / R rows of KV with head degree h, needed or not. A single ring's KV
+comes back into the node that it began in, this one's never does: a row crosses once to each other node.
+Ours: each document is zigzag for itself (the paper has one sequence); the inner ring is the largest number of
+neighbours that cuts the context ranks evenly and lies in one node, which may be less than a node; KV gradients don't
+travel the rings, with a rounding at every hop, but are merged inside a node and go straight home: the same bytes,
+between nodes too.
 Options: heads, the head degree; by default the KV heads as far as node and ranks allow, or the IntraSP that is given.
 """
 
