@@ -13,7 +13,6 @@ they divide every group, the ranks and a node; an IntraSP that is given is kept,
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,8 +21,8 @@ import numpy as np
 from hsap.ir.block import Blocks, Shards
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import Schedule, Strategy
-from hsap.ir.slice import Q0, area
-from hsap.planners.parts import same_both_ways
+from hsap.planners.heads import own_heads
+from hsap.planners.parts import mean_areas, same_both_ways
 from hsap.planners.zigzag import zigzag_chunks
 
 
@@ -41,10 +40,7 @@ def basp(problem: Problem) -> Strategy:
     borders = layout.cu_seqlens[np.cumsum([0, *layout.sequences])]
     groups = share_out(np.diff(borders), _areas(problem, borders), problem.topology.inter_sp)
     if intra == 1:
-        cluster, sizes = problem.cluster, [group.size for group in groups]
-        intra = math.gcd(
-            problem.heads.num_kv_heads, problem.num_ranks, cluster.ranks_per_node, cluster.first_rank, *sizes
-        )
+        intra = own_heads(problem, *(group.size for group in groups))
         groups = [Group(sequence, first // intra, size // intra) for sequence, first, size in groups]
     topology = Topology(problem.num_ranks // intra, intra)
     documents = np.split(layout.document_spans, np.cumsum(layout.sequences)[:-1])
@@ -87,13 +83,10 @@ def _sizes(areas: np.ndarray, num_ranks: int) -> np.ndarray:
 
 
 def _areas(problem: Problem, borders: np.ndarray) -> np.ndarray:
-    """Visible pairs of each sequence over all layers: float64 [num_sequences]."""
-    total = np.zeros(len(borders) - 1)
-    for mask, (_, layers) in enumerate(problem.masks):
-        table = problem.slices(mask)
-        sequence = np.searchsorted(borders, table[:, Q0], side="right") - 1
-        total += layers * np.bincount(sequence, weights=area(table), minlength=len(total))
-    return total
+    """Visible pairs of each sequence, the mean over layers: float64 [num_sequences]."""
+    areas, there = np.zeros(len(borders) - 1), np.flatnonzero(np.diff(borders))
+    areas[there] = mean_areas(problem, np.stack([borders[there], borders[there + 1]], axis=1))
+    return areas
 
 
 def _shards(groups: list[tuple[Group, np.ndarray]]) -> Shards:

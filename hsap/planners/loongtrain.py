@@ -20,14 +20,15 @@ import numpy as np
 
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
-from hsap.planners.parts import head_parallel, same_both_ways
+from hsap.planners.heads import head_parallel
+from hsap.planners.parts import same_both_ways
 from hsap.planners.ring import around
 from hsap.planners.zigzag import zigzag_shards
 
 
 def loongtrain(problem: Problem, heads: int | None = None) -> Strategy:
     """Plan head groups of neighbours around which KV goes in two nested rings."""
-    topology = head_parallel("loongtrain", problem, heads).topology
+    topology = head_parallel("loongtrain", problem, heads)
     num_ranks = topology.inter_sp
     inner = inner_ring(problem.node_of[:: topology.intra_sp])
     shards = zigzag_shards(problem.layout.document_spans, num_ranks)

@@ -17,11 +17,11 @@ from dataclasses import replace
 
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
-from hsap.planners.parts import head_parallel
+from hsap.planners.heads import head_parallel
 from hsap.planners.zigzag import zigzag
 
 
 def te(problem: Problem, heads: int | None = None) -> Strategy:
     """Plan head groups of neighbours around which every document's zigzag KV goes in a ring."""
-    shaped = head_parallel("te", problem, heads)
-    return replace(zigzag(shaped), topology=shaped.topology, relay=True)
+    topology = head_parallel("te", problem, heads)
+    return replace(zigzag(replace(problem, topology=topology)), topology=topology, relay=True)

@@ -20,14 +20,15 @@ import numpy as np
 
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
-from hsap.planners.parts import head_parallel, same_both_ways
+from hsap.planners.heads import head_parallel
+from hsap.planners.parts import same_both_ways
 from hsap.planners.ring import around
 from hsap.planners.zigzag import zigzag_shards
 
 
 def usp(problem: Problem, heads: int | None = None) -> Strategy:
     """Plan head groups of neighbours around which the pack's zigzag KV goes in a ring."""
-    topology = head_parallel("usp", problem, heads).topology
+    topology = head_parallel("usp", problem, heads)
     shards = zigzag_shards(np.array([[0, problem.layout.num_tokens]]), topology.inter_sp)
     strategy = same_both_ways(problem, shards, lambda blocks: around(blocks, shards, topology.inter_sp))
     return replace(strategy, topology=topology, relay=True)
