@@ -14,15 +14,8 @@ from tests.runtime.oracle import attention, rmse, tensors
 HEADS = [(8, 8), (8, 2), (9, 3), (28, 4)]
 TOPOLOGIES = ["1x1", "2x1", "3x1", "8x1", "16x1", "5x1", "1x2", "1x8", "2x2", "4x2", "2x4", "3x3", "2x7", "4x4"]
 MASKS = [
-    "causal",
-    "full",
-    "window:1",
-    "window:7",
-    "window:40",
-    "lambda:2,5",
-    "blockwise:4,2,1,1",
-    "prefix:3",
-    "chunked:8",
+    *("causal", "full", "window:1", "window:7", "window:40", "lambda:3,5", "lambda:0,9", "blockwise:4,2,1,1"),
+    *("blockwise:16,1,0,0", "shared_question:4,20", "shared_question:2,50", "prefix:17", "chunked:10"),
 ]
 AWKWARD = {
     "one token": [1],
@@ -92,6 +85,36 @@ def test_every_topology_with_every_head_shape(heads: tuple[int, int], planner: s
 )
 def test_random_layouts(lengths, heads, topology, planner, mask, cuts) -> None:
     check(lengths, heads, topology, planner, mask, cuts)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask(mask: str, planner: str) -> None:
+    check([71, 1, 38, 2], (4, 2), "4x2", planner, mask)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_masks_of_a_user_s_own_and_of_each_document(planner: str) -> None:
+    def pairs(length: int, parts: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Causal in the first part; the second sees only every other third of the first. Some rows see nothing."""
+        first = parts[0]
+        return [
+            (0, first, 0, first, -length, 0),
+            (first, length, 0, first // 3),
+            (first, length, 2 * first // 3, first),
+        ]
+
+    layout = hsap.Layout.from_lengths([40, 5, 33])
+    own = hsap.Mask.of(pairs, layout, [(25, 15), (2, 3), (1, 32)])
+    masks = ((own, 2), ((hsap.Mask("full"), own[1], hsap.Mask.parse("window:6")), 1))
+    problem = hsap.Problem(layout, hsap.HeadShape(4, 2, 4, "fp64"), hsap.Topology(3, 2), masks)
+    plan = hsap.compile(problem, planner)
+    assert hsap.verify(plan).ok
+    q, k, v, grad_o = tensors(problem, torch.float64)
+    for mask in range(2):
+        got = hsap.reference(plan, q, k, v, grad_o=grad_o, mask=mask)
+        for g, w in zip(got, attention(problem, q, k, v, grad_o, mask)):
+            torch.testing.assert_close(g, w, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow
