@@ -17,13 +17,13 @@ RINGS = 16
 
 
 @njit(cache=True)
-def fill(lengths, rings, order, num_ranks, whole, used, gap):
+def fill(lengths, rings, order, num_ranks, used, gap, fit):
     """Fill ranks with documents: (shares int64 [n, 4], KV rows that travel, excess of the busiest rank).
 
-    lengths: int64 [n]. rings: float64 [n, RINGS] areas. order: documents, densest first. whole: the largest document
-    that may stay whole, in means of a rank (tokens and area). used, gap: how far a rank may go over the mean, and stay
-    under what it should get, in means. shares: (document, rank, first, stop), tokens counted from both ends in turn. KV
-    rows are those of causal documents. The excess is that of area or tokens over the mean, whichever is larger.
+    lengths: int64 [n]. rings: float64 [n, RINGS] areas. order: documents, densest first. used, gap: how far a rank may
+    go over the mean, and stay under what it should get, in means. fit: whether whole documents beside a cut one are
+    chosen to come out. shares: (document, rank, first, stop), tokens counted from both ends in turn. KV rows are those
+    of causal documents. The excess is that of area or tokens over the mean, whichever is larger.
     """
     area = rings.sum(axis=1)
     mean = np.array([lengths.sum() / num_ranks, max(area.sum() / num_ranks, 1e-9)])
@@ -37,10 +37,11 @@ def fill(lengths, rings, order, num_ranks, whole, used, gap):
         spare = gap * mean if (want <= (1 + used / 2) * mean).all() else 0 * mean
         over = np.maximum((1 + used) * mean - want, 0)
         begin, lack = count, want.copy()
+        order = order[taken[order] < lengths[order]]
         if rank == num_ranks - 1:
             count = _take_rest(lengths, rings, taken, order, rank, lack, shares, count)
         else:
-            count = _fill_one(lengths, rings, area, taken, order, rank, whole * mean, lack, over, spare, shares, count)
+            count = _fill_one(lengths, rings, area, taken, order, rank, lack, over, spare, fit, shares, count)
         rest -= want - lack
         excess = max(excess, ((want - lack) / mean).max() - 1)
         for i in range(begin, count):
@@ -50,12 +51,12 @@ def fill(lengths, rings, order, num_ranks, whole, used, gap):
 
 
 @njit(cache=True)
-def _fill_one(lengths, rings, area, taken, order, rank, most, lack, over, spare, shares, count):
+def _fill_one(lengths, rings, area, taken, order, rank, lack, over, spare, fit, shares, count):
     """Fill one rank: first a document that has to be cut, then whole ones, then cuts for what is lacking."""
     density = area / lengths
-    cut = _to_cut(lengths, area, taken, order, most)
+    cut = _to_cut(lengths, area, taken, order, lack + over)
     if cut >= 0 and density[cut] * lack[0] >= lack[1]:
-        count = _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spare, shares, count)
+        count = _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spare, fit, shares, count)
         lowest, _ = _range(density, lengths, taken, order, cut)
         stop = _part(lengths, rings, area, taken, cut, lowest, lack, over)
         count = _take(lengths, rings, taken, cut, stop, rank, lack, shares, count)
@@ -103,27 +104,35 @@ def _take_rest(lengths, rings, taken, order, rank, lack, shares, count):
 
 
 @njit(cache=True)
-def _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spare, shares, count):
+def _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spare, fit, shares, count):
     """Take whole documents, lighter than document `cut`, until the rest of the rank's tokens may all be its own.
 
-    The lightest first, but at once one that makes it come out, if there is one.
+    The lightest first; with `fit`, at once one that makes it come out, if there is one: looked for only when the
+    document that relieves most (`reach`) can do it.
     """
     density = area[cut] / lengths[cut]
+    reach, at = np.inf if fit else -np.inf, len(order) - 1
     while lack[0] * density > lack[1] + over[1]:
-        lightest, best, best_off = -1, -1, np.inf
-        for d in order[::-1]:
-            if area[d] >= density * lengths[d]:
+        excess = lack[0] * density - lack[1]
+        best = -1
+        if excess - reach <= over[1]:
+            best_off, reach = np.inf, 0.0
+            for d in order[::-1]:
+                if area[d] >= density * lengths[d]:
+                    break
+                if taken[d] == 0 and lengths[d] <= lack[0]:
+                    off = excess - (lengths[d] * density - area[d])
+                    reach = max(reach, excess - off)
+                    if -spare[1] <= off <= over[1] and abs(off) < best_off:
+                        best, best_off = d, abs(off)
+        if best < 0:
+            while at >= 0 and taken[order[at]] > 0:
+                at -= 1
+            best = order[at]
+            relief = lengths[best] * density - area[best]
+            if at < 0 or relief <= 0 or relief >= excess or lengths[best] > lack[0]:
                 break
-            if taken[d] == 0 and lengths[d] <= lack[0]:
-                off = (lack[0] - lengths[d]) * density - (lack[1] - area[d])
-                if lightest < 0 and off > 0:
-                    lightest = d
-                if -spare[1] <= off <= over[1] and abs(off) < best_off:
-                    best, best_off = d, abs(off)
-        chosen = best if best >= 0 else lightest
-        if chosen < 0:
-            break
-        count = _take(lengths, rings, taken, chosen, lengths[chosen], rank, lack, shares, count)
+        count = _take(lengths, rings, taken, best, lengths[best], rank, lack, shares, count)
     return count
 
 

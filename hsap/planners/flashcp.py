@@ -10,9 +10,9 @@ Ours, all of it beyond the abstract:
   what is left (`fill.fill`): a document that is cut goes over as many neighbouring ranks as it takes and no more, with
   the lightest whole documents beside it until both areas and tokens come out; then whole documents, densest first; a
   rank that is still short cuts one more.
-- The search is over how large a document may stay whole and how the slack is used: the filling of the fewest KV rows
-  among those within the slack, or else the one nearest to it.
-- A zigzag pair holds equal numbers of the first and last rows of its document that are left, the largest pair outside.
+- The search is over how the slack is used and how the whole documents beside a cut one are chosen: the filling of the
+  fewest KV rows among those within the slack, or else the one nearest to it.
+- A rank's share of a cut document is equally many of the first and of the last rows that ranks before it have left.
 Options: slack, the excess of area and tokens over their means that is good enough.
 """
 
@@ -29,10 +29,8 @@ from hsap.ir.schedule import Schedule, Strategy
 from hsap.planners.fill import RINGS, fill
 from hsap.planners.parts import mean_areas, query_home, same_both_ways, split_by_need
 
-LARGEST_WHOLE = (1.0, 0.6)
-"""Documents beyond this part of a rank's mean tokens or area (and the slack) are cut, whatever would fit …"""
 USED_SLACK = (1.0, 0.8, 0.6, 0.4, 0.2)
-"""… whole ones may fill a rank by this part of the slack …"""
+"""Whole documents may fill a rank beyond the mean by this part of the slack …"""
 GAPS = (0.9, 0.6, 0.3, 0.1)
 """… and a rank that lacks less than this part of the slack is left as it is."""
 
@@ -55,8 +53,8 @@ def best_filling(lengths: np.ndarray, rings: np.ndarray, num_ranks: int, slack: 
     area = rings.sum(axis=1)
     order = np.argsort(-(area / lengths), kind="stable")
     best, best_key = None, (np.inf, np.inf)
-    for whole, used, gap in itertools.product(LARGEST_WHOLE, USED_SLACK, GAPS):
-        shares, cost, excess = fill(lengths, rings, order, num_ranks, whole + slack, used * slack, gap * slack)
+    for used, gap, fit in itertools.product(USED_SLACK, GAPS, (True, False)):
+        shares, cost, excess = fill(lengths, rings, order, num_ranks, used * slack, gap * slack, fit)
         key = (max(excess - slack, 0.0), cost)
         if key < best_key:
             best, best_key = shares, key
