@@ -17,6 +17,7 @@ from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
 from hsap.planners.basp import basp
 from hsap.planners.distflash import distflash
+from hsap.planners.flashcp import flashcp
 from hsap.planners.loongtrain import loongtrain
 from hsap.planners.magi import magi
 from hsap.planners.mesh import mesh
@@ -48,6 +49,9 @@ PLANNERS: dict[str, Planner] = {
     ),
     "allgather": Planner(
         allgather, "The Llama 3 Herd of Models §3.3.2 (2024)", "2N chunks of the pack, needed KV gathered, then compute"
+    ),
+    "flashcp": Planner(
+        flashcp, "FlashCP (Wang et al., 2026)", "documents whole where balance allows, else in zigzag shards"
     ),
     "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
