@@ -122,7 +122,7 @@ def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
     """Messages of all AllToAlls, as `reshard` lays them out: int64 [4, n], the columns of `Flows`."""
     at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)[:, None]
     src = programs.rank[at]
-    intra = plan.problem.topology.intra_sp
+    intra = plan.topology.intra_sp
     dst = src - src % intra + np.arange(intra)
     to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
     shares = np.array(plan.problem.heads.shares(intra))

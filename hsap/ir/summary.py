@@ -16,7 +16,8 @@ def summary(plan: Plan) -> dict:
     area_per_rank: visible pairs a rank computes forward, times its part of the query heads, so that the ranks add up
     to the mask's area. imbalance: max / mean, None where there is nothing. Bytes are what instructions carry, rows and
     statistics in wire_dtype's width where they are partial results. With several masks areas and bytes are means
-    weighted by layers, peaks and stages the largest, and `per_mask` has each mask's own.
+    weighted by layers, peaks and stages the largest, and `per_mask` has each mask's own. own_topology is there where
+    the planner runs the ranks at another shape than the problem's.
     """
     layers = np.array([count for _, count in plan.problem.masks])
     masks = [_mask(plan, mask) for mask in range(len(layers))]
@@ -40,6 +41,8 @@ def summary(plan: Plan) -> dict:
             name: _plain(np.average([part[name] for part in parts], weights=layers)) for name in parts[0]
         } | {"peak_buffer_bytes_per_rank": max(part["peak_buffer_bytes_per_rank"] for part in parts)}
     out["wire_dtype"] = plan.precision.wire
+    if plan.own_topology is not None:
+        out["own_topology"] = str(plan.own_topology)
     if len(masks) > 1:
         out["per_mask"] = masks
     return out

@@ -124,7 +124,7 @@ def _unattended(s: Stream) -> Iterator[Found]:
         missing = int(borders[gaps[0]])
         yield Found(f"slice {missing}, {_show(s.slices[missing])}, is attended by no rank")
         return
-    low = p.heads[index, 0] + s.shares[s.rank[index] % problem.topology.intra_sp, 0]
+    low = p.heads[index, 0] + s.shares[s.rank[index] % s.plan.topology.intra_sp, 0]
     order = np.argsort(which * (problem.heads.num_q_heads + 1) + low, kind="stable")
     index, which, low = index[order], which[order], low[order]
     high = low + p.heads[index, 1]
@@ -141,7 +141,7 @@ def _unattended(s: Stream) -> Iterator[Found]:
 
 
 def _span(s: Stream, i: int) -> tuple[int, int]:
-    first = int(s.programs.heads[i, 0] + s.shares[s.rank[i] % s.plan.problem.topology.intra_sp, 0])
+    first = int(s.programs.heads[i, 0] + s.shares[s.rank[i] % s.plan.topology.intra_sp, 0])
     return first, first + int(s.programs.heads[i, 1])
 
 

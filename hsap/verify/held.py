@@ -42,7 +42,7 @@ _IS_KV = _roles(*KV_ROLES)
 
 def ends(s: Stream) -> Iterator[Found]:
     """Every rank has each input and output once, and keeps q and kv if heads are resharded."""
-    wanted = _WANTED[DIRECTIONS[s.direction], s.plan.problem.topology.intra_sp > 1]
+    wanted = _WANTED[DIRECTIONS[s.direction], s.plan.topology.intra_sp > 1]
     wrong, lonely = _miscounted(s.held, wanted, s.plan.num_ranks, _ARENA[s.direction])
     for space, rank in zip(Space, wrong.tolist()):
         if rank >= 0:

@@ -164,7 +164,7 @@ def paired(s: Stream) -> Iterator[Found]:
 
 def collective(s: Stream) -> Iterator[Found]:
     """All ranks of an intra group run the same AllToAlls: same round, same role."""
-    p, intra = s.programs, s.plan.problem.topology.intra_sp
+    p, intra = s.programs, s.plan.topology.intra_sp
     index = s.where(Op.ALL_TO_ALL)
     if not len(index):
         return

@@ -27,7 +27,7 @@ def resharded(s: Stream) -> Iterator[Found]:
     source, target, scratch = p.buf[index, :3].T
     outward = b.space[target] != Space.OUTPUT
     own, column = np.where(outward, source, target), np.where(outward, target, source)
-    rank, intra = s.rank[index], plan.problem.topology.intra_sp
+    rank, intra = s.rank[index], plan.topology.intra_sp
     own_space = np.where(outward, Space.INPUT, Space.OUTPUT)
     sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
     sound &= (b.acc[column] == ~outward) & same_rows(b.rows[own], plan.rank_rows[rank])
@@ -48,7 +48,7 @@ def _whole_share(s: Stream, rank: np.ndarray) -> np.ndarray:
     """Heads of each rank's column, numbered within it: int64 [n, 4]."""
     share = s.shares.copy()
     share[:, [0, 2]] = 0
-    return share.take(rank % s.plan.problem.topology.intra_sp, axis=0)
+    return share.take(rank % s.plan.topology.intra_sp, axis=0)
 
 
 def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.nda
     Outward: the rank's rows with each neighbour's heads. Back: each neighbour's rows with its own heads, and then its
     own rows with each neighbour's heads. What stays on the rank takes no scratch.
     """
-    plan, intra = s.plan, s.plan.problem.topology.intra_sp
+    plan, intra = s.plan, s.plan.topology.intra_sp
     shares, tokens, home = s.shares, plan.tokens_per_rank, rank - rank % intra
     dim, partial = plan.problem.heads.head_dim, np.isin(role, PARTIAL_ROLES)
     element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])

@@ -60,7 +60,7 @@ class Stream:
     def both(cls, plan: Plan, mask: int) -> tuple[Stream, Stream]:
         """Give the forward and the backward stream of a mask."""
         sides = spans_of(plan.shards, plan.slices[mask])
-        shares = np.array(plan.problem.heads.shares(plan.problem.topology.intra_sp), np.int64)
+        shares = np.array(plan.problem.heads.shares(plan.topology.intra_sp), np.int64)
         pair = enumerate(plan.programs[mask])
         forward, backward = (
             cls(plan, mask, d, instruction_table(p), buffer_table(p.buffers), sides, shares) for d, p in pair

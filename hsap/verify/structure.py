@@ -148,7 +148,7 @@ def _foreign(code, offsets, num_operands):
 def peers(s: Stream) -> Iterator[Found]:
     """Transfers go to another rank of the same intra column."""
     p = s.programs
-    bad = np.flatnonzero(_astray(s.code, s.plan.num_ranks, s.plan.problem.topology.intra_sp))
+    bad = np.flatnonzero(_astray(s.code, s.plan.num_ranks, s.plan.topology.intra_sp))
     yield from at(bad, lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column")
 
 

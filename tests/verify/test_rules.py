@@ -203,7 +203,7 @@ def test_weights_are_those_of_the_generator_s_authors():
 def test_scratch_in_closed_form_equals_the_reshard_table(topology, heads):
     plan = small(topology, (13, 6, 20), "ring", heads)
     stream = Stream.both(plan, 0)[0]
-    tokens, intra = plan.tokens_per_rank, plan.problem.topology.intra_sp
+    tokens, intra = plan.tokens_per_rank, plan.topology.intra_sp
     for role, outward in itertools.product((Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV), (True, False)):
         rank = np.arange(plan.num_ranks)
         got = scratch_bytes(stream, rank, np.full(len(rank), role), np.full(len(rank), outward))
@@ -316,3 +316,10 @@ def test_blocks_scattered_by_head_groups_are_sound(topology, heads, groups):
         # With more groups than KV heads some blocks are empty, and may go.
         attend = int(attends[programs.heads[attends, 1] > 0][0])
         assert not verify(drop_one(plan, 0, direction, attend)).ok
+
+
+@pytest.mark.parametrize("own", [Topology(3, 2), Topology(1, 4), "4x1", Topology(2, 2)])
+def test_a_shape_that_the_ranks_can_t_run_at_is_refused(own):
+    """Of 4 ranks with 2 query heads: six, one with a head too few, no shape, and one that the columns aren't of."""
+    fault = verify(replace(small(heads=(2, 2)), own_topology=own)).errors[0]
+    assert fault.rule == ("structure.columns" if own == Topology(2, 2) else "structure.problem")
