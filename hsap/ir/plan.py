@@ -13,7 +13,7 @@ from hsap.ir.block import Shards
 from hsap.ir.check import instance
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import mask_to_json
 from hsap.ir.precision import Precision
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
@@ -147,9 +147,7 @@ def problem_to_json(problem: Problem) -> dict:
     return {
         "lengths": list(problem.layout.lengths),
         "sequences": list(problem.layout.sequences),
-        "masks": [
-            [str(mask) if isinstance(mask, Mask) else [str(m) for m in mask], layers] for mask, layers in problem.masks
-        ],
+        "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
         "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
         "topology": str(problem.topology),
         "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
