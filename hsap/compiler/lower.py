@@ -35,7 +35,7 @@ class Draft:
     """A column's buffers and instructions before they are given to ranks and memory.
 
     buffers: int64 [len(HELD), n], rows as in `HELD`; shard NONE: all rows of the rank; group: ALL or a head group.
-    code: int64 [len(CODE) + 5, n], rows as in `CODE` and then those of the operands, sorted by rank and then in order.
+    code: int32 [len(CODE) + 5, n], rows as in `CODE` and then those of the operands, sorted by rank and then in order.
     """
 
     buffers: np.ndarray
@@ -111,13 +111,13 @@ class _Code:
 
     def streams(self) -> np.ndarray:
         """Give the columns of all instructions, rank by rank in the order of execution."""
-        code = np.full((len(CODE) + NUM_OPERANDS, sum(count for count, _ in self.parts)), NONE, np.int64)
+        code = np.full((len(CODE) + NUM_OPERANDS, sum(count for count, _ in self.parts)), NONE, np.int32)
         stop = 0
         for count, values in self.parts:
             start, stop = stop, stop + count
             for row, value in values.items():
                 code[row, start:stop] = value
-        rank, stage, phase, place = (code[CODE.index(name)] for name in ("rank", "stage", "phase", "place"))
+        rank, stage, phase, place = (code[CODE.index(name)].astype(np.int64) for name in ("rank", "stage", "phase", "place"))
         first = stage.min()
         key = rank * (int(stage.max() - first) + 1) + (stage - first)
         key = (key * (FOLD + 1) + phase) * (int(place.max()) + 1) + place
