@@ -13,11 +13,13 @@ MAY_IMPORT = {
     "compiler": {"ir"},
     "planners": {"ir"},
     "verify": {"ir"},
+    "sim": {"ir"},
     "runtime": {"ir"},
-    "api": {"ir", "compiler", "planners"},
+    "api": {"ir", "compiler", "planners", "sim"},
     "models": {"ir"},
     "data": {"ir", "api"},
-    "cli": {"ir", "api", "planners", "verify"},
+    "commands": {"ir", "api"},
+    "cli": {"ir", "api", "planners", "verify", "commands"},
     "train": {"ir", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""

@@ -40,6 +40,8 @@ def summary(plan: Plan) -> dict:
             name: _plain(np.average([part[name] for part in parts], weights=layers)) for name in parts[0]
         } | {"peak_buffer_bytes_per_rank": max(part["peak_buffer_bytes_per_rank"] for part in parts)}
     out["wire_dtype"] = plan.precision.wire
+    if plan.choice is not None:
+        out["choice"] = plan.choice
     if len(masks) > 1:
         out["per_mask"] = masks
     return out

@@ -45,6 +45,8 @@ def print_plan(plan: Plan) -> str:
     """Print a plan; `parse` gives it back with the same content hash."""
     lines = [HEADER, f"; content hash {plan.hash}", f"planner {json.dumps(plan.planner)}"]
     lines.append(f"options {json.dumps(plan.options)}")
+    if plan.choice is not None:
+        lines.append(f"choice {json.dumps(plan.choice)}")
     lines += [f"problem {name} {json.dumps(value)}" for name, value in problem_to_json(plan.problem).items()]
     lines += _placement(plan)
     for mask in range(len(plan.slices)):
