@@ -1,4 +1,4 @@
-"""Command line: `hsap plan`, `hsap verify`, `hsap planners`. Starts without torch."""
+"""Command line: `hsap plan`, `hsap verify`, `hsap simulate`, `hsap planners`. Starts without torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hsap.api import compile
+from hsap.commands.simulate import add_simulate
 from hsap.ir.grid import chart_grids, pattern_grid
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -22,7 +23,7 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.summary import summary
 from hsap.ir.text import parse, stream_lines
-from hsap.planners import PLANNERS, check_options, options_of
+from hsap.planners import check_options, listing
 from hsap.verify import verify
 
 OK, NOT_OK, BAD_INPUT = 0, 1, 2
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="check a stored plan, its text, or a listing in the paper's spelling")
     verify.add_argument("file", metavar="FILE")
     verify.set_defaults(run=_verify)
+    add_simulate(commands)
     planners = commands.add_parser("planners", help="list the planners")
     planners.add_argument("--json", action="store_true")
     planners.set_defaults(run=_planners)
@@ -129,17 +131,15 @@ def _judged(subject: Plan | Listing) -> str:
 
 
 def _planners(arguments: argparse.Namespace) -> int:
+    rows = listing()
     if arguments.json:
-        rows = [
-            {"name": n, "paper": p.paper, "summary": p.summary, "options": options_of(n)} for n, p in PLANNERS.items()
-        ]
         print(json.dumps(rows))
         return OK
-    width = max(map(len, PLANNERS))
-    for name, planner in PLANNERS.items():
-        print(f"{name:<{width}}  {planner.summary}\n{'':<{width}}  {planner.paper}")
-        if options := options_of(name):
-            print(f"{'':<{width}}  options: " + ", ".join(f"{key}={value}" for key, value in options.items()))
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {row['summary']}\n{'':<{width}}  {row['paper']}")
+        if row["options"]:
+            print(f"{'':<{width}}  options: " + ", ".join(f"{key}={value}" for key, value in row["options"].items()))
     return OK
 
 
@@ -251,6 +251,9 @@ def _summary(figures: dict) -> str:
             f"{_size(d['max_recv_bytes_per_rank'])} received by the busiest rank, "
             f"{_size(d['peak_buffer_bytes_per_rank'])} of buffers; partial results travel as {f['wire_dtype']}"
         )
+    for name, found in f.get("choice", {}).items():
+        told = found if isinstance(found, str) else f"{found * 1e3:.4g} ms of attention a layer"
+        lines.append(f"auto: {name}: {told}" + (", chosen" if name == f["planner"] else ""))
     return "\n".join(lines)
 
 

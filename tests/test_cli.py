@@ -143,7 +143,7 @@ def test_a_file_of_batches_gives_a_list(judged, capsys, tmp_path):
 def test_planners_are_listed(capsys):
     assert main(["planners", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == list(PLANNERS)
+    assert [entry["name"] for entry in listed] == [*PLANNERS, "auto"]
     assert all(entry["paper"] and entry["summary"] for entry in listed)
     assert main(["planners"]) == 0
     assert all(name in capsys.readouterr().out.split() for name in ("ring",))

@@ -44,7 +44,8 @@ PLANNERS: dict[str, Planner] = {
 
 
 AUTO = "auto"
-AUTO_SUMMARY = "whichever of its candidates the simulator says is fastest for the pack; slow ones only where named"
+AUTO_SUMMARY = "whichever of its candidates the simulator says is fastest for the pack (slow ones only where named)"
+AUTO_PAPER = "ours: the planners above, compiled and priced for each pack"
 
 
 def candidates(names: str | None = None) -> tuple[str, ...]:
@@ -83,6 +84,15 @@ def options_of(name: str) -> dict[str, object]:
     return {p.name: p.default for p in parameters.values() if p.name != "problem"}
 
 
+def listing() -> list[dict]:
+    """Say what there is to choose from: name, paper, summary and options of every planner, auto last."""
+    told = [(name, planner.paper, planner.summary) for name, planner in PLANNERS.items()]
+    return [
+        {"name": name, "paper": paper, "summary": summary, "options": options_of(name)}
+        for name, paper, summary in [*told, (AUTO, AUTO_PAPER, AUTO_SUMMARY)]
+    ]
+
+
 def check_options(name: str, options: dict) -> None:
     """Refuse, by ValueError, an option that the planner doesn't know and a value that a stored plan can't keep."""
     known = options_of(name)
@@ -94,4 +104,4 @@ def check_options(name: str, options: dict) -> None:
                 f"planner {name}: {option} is {shown(value)}; give a word, a finite number, a truth value or None"
             )
     if name == AUTO:
-        candidates(**options)
+        candidates(options.get("candidates"))
