@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hsap import planners
-from hsap.compiler.pipeline import build
 from hsap.ir.check import instance
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem
@@ -25,6 +23,10 @@ def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
     ValueError: no `Problem`, unknown planner or option, a value that a plan can't keep (they are words, finite numbers,
     truth values and None), or a plan that exceeds the problem's token or arena limit.
     """
+    # Planners and passes bring numba, which takes longer to import than all else that a command line needs.
+    from hsap import planners
+    from hsap.compiler.pipeline import build
+
     instance("compile: problem", problem, Problem, "an hsap.Problem")
     if planner == planners.AUTO:
         planners.check_options(planner, options)
@@ -51,6 +53,8 @@ def simulate(plan: Plan, cluster: Cluster | str | None = None) -> Timeline:
 
 def _choose(problem: Problem, candidates: str | None = None) -> Plan:
     """Give the plan that is predicted fastest; of equally fast ones the first in the table of planners."""
+    from hsap import planners
+
     best: Plan | None = None
     choice: dict[str, float | str] = {}
     for name in planners.candidates(candidates):

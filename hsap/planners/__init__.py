@@ -1,7 +1,8 @@
 """Planners: every published strategy as one small file that only chooses where and when blocks are computed.
 
 A planner is a function of a problem (and options) that returns a `Strategy` for the `topology.inter_sp` ranks of one
-intra column. `PLANNERS` is the whole list; under the name `AUTO` the simulator chooses among them (`hsap.compile`).
+intra column; one that plans the whole group may choose another shape for all its ranks. `PLANNERS` is the whole list;
+under the name `AUTO` the simulator chooses among them (`hsap.compile`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from dataclasses import dataclass
 from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
+from hsap.planners.allgather import allgather
 from hsap.planners.distflash import distflash
+from hsap.planners.magi import magi
+from hsap.planners.mesh import mesh
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
 from hsap.planners.zigzag import zigzag
@@ -24,12 +28,14 @@ from hsap.planners.zigzag import zigzag
 class Planner:
     """An entry of the table. plan: the function. paper: where it is from. summary: one line for people.
 
+    whole_group: it plans all inter × intra ranks and may give them another shape, `Strategy.topology`.
     slow: it takes so long that `auto` tries it only when it is named.
     """
 
     plan: Callable[..., Strategy]
     paper: str
     summary: str
+    whole_group: bool = False
     slow: bool = False
 
 
@@ -39,6 +45,11 @@ PLANNERS: dict[str, Planner] = {
     "distflash": Planner(
         distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
     ),
+    "allgather": Planner(
+        allgather, "The Llama 3 Herd of Models §3.3.2 (2024)", "2N chunks of the pack, needed KV gathered, then compute"
+    ),
+    "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
+    "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
 }
 
@@ -73,7 +84,9 @@ def find(name: str) -> Planner:
 def run(name: str, problem: Problem, options: dict) -> Strategy:
     """Let a planner choose; ValueError where `check_options` finds one."""
     check_options(name, options)
-    return find(name).plan(problem, **options)
+    strategy = find(name).plan(problem, **options)
+    assert strategy.topology is None or find(name).whole_group, f"planner {name} must say that it plans whole groups"
+    return strategy
 
 
 def options_of(name: str) -> dict[str, object]:

@@ -70,6 +70,11 @@ class Timeline:
         return self._mean([trace.makespan_s for trace in self[direction]])
 
     @property
+    def makespans_s(self) -> tuple[tuple[float, float], ...]:
+        """Predicted seconds of a layer of each mask: [mask][direction]."""
+        return tuple((forward.makespan_s, backward.makespan_s) for forward, backward in self.traces)
+
+    @property
     def predicted_s(self) -> float:
         """Predicted seconds of attention in one layer, forward and backward, the mean over the model's layers."""
         return sum(self.seconds(direction) for direction in DIRECTIONS)

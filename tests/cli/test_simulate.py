@@ -28,6 +28,19 @@ def test_figures(plan, name, capsys) -> None:
     assert found["predicted_s"] == found["forward"]["predicted_s"] + found["backward"]["predicted_s"] > 0
 
 
+def test_auto_says_what_it_chose_from_and_why(plan, capsys) -> None:
+    batch = ["plan", "--lengths", "900,50,1200", "--topology", "4x1"]
+    assert main([*batch, "--planner", "auto:candidates=sap|ring", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    choice = figures["choice"]
+    assert list(choice) == ["ring", "sap"] and figures["planner"] == min(choice, key=choice.get)
+    predicted_s = figures["forward"]["predicted_s"] + figures["backward"]["predicted_s"]
+    assert predicted_s == choice[figures["planner"]]
+    assert main([*batch, "--planner", "auto:candidates=sap|ring", "--rank", "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("ms predicted, forward and backward") == 2 and out.count(", chosen\n") == 1
+
+
 def test_a_chart_of_both_directions(plan, capsys) -> None:
     path = plan("a.plan")
     capsys.readouterr()
