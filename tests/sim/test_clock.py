@@ -7,11 +7,13 @@ import pytest
 from streams import SlowClock, streams
 
 import hsap
+from hsap.compiler.pipeline import build
 from hsap.ir.effects import flows
 from hsap.ir.problem import Cluster
 from hsap.planners import PLANNERS
 from hsap.sim.clock import tick
 from hsap.sim.cost import Messages, compute_seconds
+from tests.strategies import scattered
 
 
 def ends(*ranks: list[tuple]) -> list[list[float]]:
@@ -138,12 +140,30 @@ def test_plans_take_as_long_as_in_the_slow_simulation(planner: str) -> None:
         except ValueError as error:
             assert planner in str(error)  # the planner says what it can't do
             continue
-        assert hsap.verify(plan).ok
-        for slices, pair in zip(plan.slices, plan.programs):
-            for programs in pair:
-                carried = flows(plan, programs)
-                prices = Messages.of(carried, problem.node_of, cluster)
-                arguments = programs, compute_seconds(plan, programs, slices, cluster), carried, prices
-                times, slow = tick(*arguments), SlowClock(*arguments).run()
-                for name in ("start", "end", "comm_start", "comm_end"):
-                    np.testing.assert_allclose(getattr(times, name), getattr(slow, name), rtol=1e-12, atol=0)
+        agree(plan)
+
+
+def agree(plan: hsap.Plan) -> None:
+    """A plan is sound, and both clocks say the same of every instruction."""
+    assert hsap.verify(plan).ok
+    problem = plan.problem
+    for slices, pair in zip(plan.slices, plan.programs):
+        for programs in pair:
+            carried = flows(plan, programs)
+            prices = Messages.of(carried, problem.node_of, problem.cluster)
+            arguments = programs, compute_seconds(plan, programs, slices, problem.cluster), carried, prices
+            times, slow = tick(*arguments), SlowClock(*arguments).run()
+            for name in ("start", "end", "comm_start", "comm_end"):
+                np.testing.assert_allclose(getattr(times, name), getattr(slow, name), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("topology", "own"), [("6x1", None), ("3x2", None), ("8x1", "2x4"), ("3x2", "2x3")])
+@pytest.mark.parametrize("how", [{"relay": True}, {"detours": True}], ids=str)
+def test_whatever_a_strategy_asks_for_takes_as_long_as_in_the_slow_simulation(topology, own, how) -> None:
+    """Blocks anywhere and in any stage, rows relayed inside nodes, results over detours, ranks at another shape."""
+    cluster = Cluster("odd", ranks_per_node=2, first_rank=1, inter_bytes_per_s=1e7, intra_bytes_per_s=3e7)
+    layout = hsap.Layout.from_lengths((90, 140, 1, 37))
+    problem = hsap.Problem(layout, hsap.HeadShape(8, 4, 8), hsap.Topology.parse(topology), cluster=cluster)
+    own = None if own is None else hsap.Topology.parse(own)
+    for seed in range(2):
+        agree(build(problem, scattered(problem, 2, seed, topology=own, **how), "scattered", {}))
