@@ -120,6 +120,7 @@ CASES = (
     ("2x3", "3:3:8", (5, 260, 1), {"ranks_per_node": 3, "inter_bytes_per_s": 1e8, "intra_latency_s": 0}),
     ("5x2", "4:1:8", (1000,), {"ranks_per_node": 4, "intra_bytes_per_s": 1e9}),
     ("4x1", "2:2:8", (1, 1), {"kernel_overhead_s": 0, "inter_latency_s": 3e-3}),
+    ("2x2", "4:2:8", (1,), {}),  # empty pieces of AllToAlls
     ("8x1", "2:1:8", (64,) * 30, {"ranks_per_node": 2, "inter_bytes_per_s": 2e7, "flops_per_s": 1e9}),
 )
 
