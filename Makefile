@@ -11,10 +11,10 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test check format golden parity bench clean
+.PHONY: help train test check format golden parity bench bench-planning clean
 
 help:  ## Show the targets.
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,9 +42,11 @@ golden: $(READY)  ## Rewrite the golden plans in tests/golden on purpose.
 parity: $(READY)  ## Loss and gradients of every topology, ZeRO stage and accumulation against one process.
 	$(RUN) -m tests.parity
 
-bench: $(READY)  ## Time planning, and the accuracy of split attention.
-	$(RUN) -m tests.bench.planning
+bench: bench-planning  ## Planning, then the accuracy of split attention.
 	$(RUN) -m tests.bench.accuracy
+
+bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--quick", "--runs 5 --markdown FILE").
+	$(RUN) -m tests.bench.planning $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
 	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis

@@ -1,18 +1,24 @@
 """The command line: what it prints, what it refuses, and its exit codes."""
 
+import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hsap.api import compile
-from hsap.cli import main, read_planner
+from hsap.cli import datasets, main
+from hsap.cli.plan import read_planner
+from hsap.cli.problem import read_masks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Problem, Topology
+from hsap.ir.problem import PRESETS, Problem, Topology
 from hsap.ir.text import parse
 from hsap.planners import PLANNERS
 
@@ -34,7 +40,8 @@ def judged(monkeypatch):
         seen.subjects.append(subject)
         return Report(ok=not seen.errors, errors=seen.errors)
 
-    monkeypatch.setattr("hsap.cli.verify", verify)
+    monkeypatch.setattr("hsap.cli.plan.verify", verify)
+    monkeypatch.setattr("hsap.cli.verify.verify", verify)
     return seen
 
 
@@ -80,9 +87,10 @@ def test_plan_json_has_the_agreed_keys_and_numbers(judged, capsys):
         "stages": 1,
         "verified": True,
         "wire_dtype": "bf16",
+        "choice": None,
     }
     # Ranks swap their KV: 2 · 2 heads · 8 · 2 bytes a row.
-    assert forward["bytes_total"] == forward["bytes_internode"] == 11 * 64
+    assert forward["bytes_total"] == forward["bytes_internode"] == forward["bytes_internode_once_per_node"] == 11 * 64
     assert forward["max_recv_bytes_per_rank"] == 6 * 64
     assert forward["peak_buffer_bytes_per_rank"] >= 6 * 4 * 8 * 4  # at least the float32 accumulator
     assert set(backward) == set(forward)
@@ -134,16 +142,92 @@ def test_a_file_of_batches_gives_a_list(judged, capsys, tmp_path):
     path.write_text('[[5, 6], {"sequences": [[3], [], [4, 1]]}, []]')
     assert main(["plan", "--lengths-file", str(path), "--json", *SMALL]) == 0
     assert [figures["tokens"] for figures in json.loads(capsys.readouterr().out)] == [11, 8, 0]
-    assert judged.subjects[1].problem.layout == Layout((3, 4, 1), (1, 0, 2))
+    assert judged.subjects[-2].problem.layout == Layout((3, 4, 1), (1, 0, 2))
     path.write_text("[5, 6]")
     assert main(["plan", "--lengths-file", str(path), "--json", *SMALL]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 11
 
 
+def test_copies_lie_side_by_side(judged, capsys, tmp_path):
+    path = tmp_path / "batch.json"
+    path.write_text('{"sequences": [[3], [4, 1]]}')
+    assert main(["plan", "--lengths-file", str(path), "--sequences", "2", "--json", *SMALL]) == 0
+    assert judged.subjects[-1].problem.layout == Layout((3, 4, 1, 3, 4, 1), (1, 2, 1, 2))
+    assert main(["plan", "--lengths", "5,6", "--sequences", "3", "--json", *SMALL]) == 0
+    assert judged.subjects[-1].problem.layout == Layout((5, 6) * 3, (2,) * 3)
+
+
+def test_clusters_are_chosen_by_name(judged, capsys):
+    for more, want in (([], 8), (["--cluster", "cpu-gloo"], 1 << 20), (["--cluster", "dgx-a100"], 8)):
+        assert main(["plan", "--lengths", "5", "--json", *more, *SMALL]) == 0
+        assert judged.subjects[-1].problem.cluster.ranks_per_node == want
+    assert main(["plan", "--lengths", "5", "--cluster", "dgx-a100", "--ranks-per-node", "2", "--json", *SMALL]) == 0
+    assert judged.subjects[-1].problem.cluster == replace(PRESETS["dgx-a100"], ranks_per_node=2)
+
+
+def test_figures_of_several_masks_are_means_over_layers(judged, capsys):
+    flags = ["plan", "--lengths", "40", "--topology", "2x1", "--ranks-per-node", "1", "--json", *SMALL]
+    assert main([*flags, "--mask", "window:3*5+causal"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    window, causal = figures["per_mask"]
+    assert (window["mask"], window["layers"], causal["mask"], causal["layers"]) == ("window:3", 5, "causal", 1)
+    assert (sum(window["area_per_rank"]), sum(causal["area_per_rank"])) == (3 * 40 - 3, 40 * 41 // 2)
+    assert sum(figures["area_per_rank"]) == pytest.approx((5 * 117 + 820) / 6)
+    for key in ("bytes_total", "bytes_internode", "bytes_internode_once_per_node", "max_recv_bytes_per_rank"):
+        for direction in ("forward", "backward"):
+            want = (5 * window[direction][key] + causal[direction][key]) / 6
+            assert figures[direction][key] == pytest.approx(want)
+    flags.remove("--json")
+    assert main([*flags, "--rank", "0", "--mask", "window:3*5+causal"]) == 0
+    out = capsys.readouterr().out
+    assert "mask 0: window:3, layers: 5" in out and out.count("stream rank 0") == 4
+
+
+def test_masks_of_layers():
+    window = Mask("window", (4096,))
+    assert read_masks("causal") == ((Mask(), 1),)
+    assert read_masks("window:4096*5+causal") == ((window, 5), (Mask(), 1))
+
+
+@pytest.mark.parametrize("name", datasets.names())
+def test_a_pack_drawn_from_a_dataset_is_full_and_repeatable(name):
+    pack = datasets.draw(name, 50_000, 7)
+    assert sum(pack) == 50_000 and min(pack) > 0
+    assert pack == datasets.draw(name, 50_000, 7)
+    longer = datasets.draw(name, 90_000, 7)
+    assert longer[: len(pack) - 1] == pack[:-1] and sum(longer) == 90_000
+    assert name in ("single", "longalign-10k") or pack != datasets.draw(name, 50_000, 8)
+
+
+def test_drawn_lengths_have_the_shares_and_densities_of_their_bins():
+    drawn = np.array(datasets.draw("prolong-ArXiv(SlimPajama)", 1 << 24, 1)[:-1])
+    within = (drawn >= 8192) & (drawn < 16384)
+    assert within.mean() == pytest.approx(0.337, abs=0.03)
+    # Density ∝ x^-2: the lower half of the bin, to 12288, has (1 - 8192 / 12288) / (1 - 8192 / 16384) = 2 / 3 of it.
+    assert (drawn[within] < 12288).mean() == pytest.approx(2 / 3, abs=0.04)
+    within = (drawn >= 2048) & (drawn < 4096)  # density ∝ 1 / x: the median is the geometric mean
+    assert (drawn[within] < 2048 * 2**0.5).mean() == pytest.approx(0.5, abs=0.08)
+    assert drawn.min() >= 128 and drawn.max() < 65536
+
+
+def test_shipped_lengths_are_those_of_their_manifest():
+    manifest = json.loads((datasets.FOLDER / "manifest.json").read_text(encoding="utf-8"))
+    assert sorted(manifest) == ["bins.csv", "samples.json"]
+    for name, entry in manifest.items():
+        assert hashlib.sha256((datasets.FOLDER / name).read_bytes()).hexdigest() == entry["sha256"]
+    assert sorted(name for entry in manifest.values() for name in entry["datasets"]) == sorted(datasets.names())
+
+
+def test_a_drawn_pack_is_planned(judged, capsys):
+    assert main(["plan", "--dataset", "ultrachat", "--tokens", "3000", "--seed", "2", "--json", *SMALL]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 3000
+    assert judged.subjects[-1].problem.layout.lengths == tuple(datasets.draw("ultrachat", 3000, 2))
+
+
 def test_planners_are_listed(capsys):
     assert main(["planners", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == list(PLANNERS)
+    assert [entry["name"] for entry in listed] == [*PLANNERS, "auto"]
     assert all(entry["paper"] and entry["summary"] for entry in listed)
     assert main(["planners"]) == 0
     assert all(name in capsys.readouterr().out.split() for name in ("ring",))
@@ -168,7 +252,7 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--planner", "sap:planner=1"], "unknown option 'planner'"),
         (["--lengths", "5", "--planner", "sap:slack=1,slack=2"], "slack is given twice"),
         (["--lengths", "5", "--planner", "sap:slack=nan"], "slack is nan"),
-        (["--lengths", "5", "--topology", "4"], "topology"),
+        (["--lengths", "5", "--topology", "4"], "--topology: "),
         (["--lengths", "9223372036854775807"], "lengths[0] is 9223372036854775807"),
         (["--lengths", "16777216,1"], "16777217 tokens"),
         (["--lengths", "5", "--mask", "window:" + "9" * 30], "parameters of window[0]"),
@@ -176,9 +260,22 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--max-tokens-per-rank", "0"], "max_tokens_per_rank"),
         (["--lengths", "5", "-o", ""], "--out"),
         (["--lengths", "5", "--topology", "1x16"], "query heads"),
-        (["--lengths", "5", "--heads", "8:3:4"], "KV heads"),
-        (["--lengths", "5", "--dtype", "int4"], "int4"),
-        (["--lengths", "5", "--mask", "spiral"], "spiral"),
+        (["--lengths", "5", "--heads", "8:3:4"], "--heads"),
+        (["--lengths", "5", "--dtype", "int4"], "--dtype"),
+        (["--lengths", "5", "--mask", "spiral"], "--mask: "),
+        (["--lengths", "5", "--mask", "causal*"], "--mask: "),
+        (["--lengths", "5", "--mask", "causal*0"], "layers of causal"),
+        (["--lengths", "5", "--mask", "causal+"], "--mask: "),
+        (["--lengths", "5", "--cluster", "atari"], "--cluster: "),
+        (["--lengths", "5", "--cluster", "atari"], "dgx-a100"),
+        (["--lengths", "5", "--sequences", "0"], "--sequences"),
+        (["--lengths", "5", "--sequences", "9" * 30], "--sequences"),
+        (["--lengths", "5", "--tokens", "9"], "--tokens"),
+        (["--lengths", "5", "--seed", "9"], "--seed"),
+        (["--dataset", "ldc"], "--tokens"),
+        (["--dataset", "ldc", "--tokens", "0"], "--tokens"),
+        (["--dataset", "ldc", "--tokens", "9", "--seed", "-1"], "--seed"),
+        (["--dataset", "nothing", "--tokens", "9"], "known datasets are"),
         (["--lengths", "5", "--rank", "4"], "--rank 4"),
         (["--lengths", "5", "--ranks-per-node", "0"], "--ranks-per-node"),
         (["--lengths", "50", "--max-tokens-per-rank", "12"], "max_tokens_per_rank=12"),
@@ -189,6 +286,22 @@ def test_bad_input_is_one_paragraph_and_exit_code_two(judged, capsys, arguments,
     assert main(["plan", *(["--planner", "ring"] if "--planner" not in arguments else []), *arguments]) == 2
     out = capsys.readouterr()
     assert words in out.err and out.err.count("\n") == 1 and out.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--lengths", "5", "--seed", "x"], "--seed"),
+        (["plan", "--lengths", "5", "--dataset", "ldc"], "--dataset"),
+        (["plan"], "--lengths-file"),
+        ([], "COMMAND"),
+    ],
+)
+def test_flags_that_do_not_parse_are_one_paragraph_too(capsys, arguments, words):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    out = capsys.readouterr()
+    assert stop.value.code == 2 and words in out.err and out.err.count("\n") == 1 and out.out == ""
 
 
 @pytest.mark.parametrize(

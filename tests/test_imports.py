@@ -13,8 +13,9 @@ MAY_IMPORT = {
     "compiler": {"ir"},
     "planners": {"ir"},
     "verify": {"ir"},
+    "sim": {"ir"},
     "runtime": {"ir"},
-    "api": {"ir", "compiler", "planners"},
+    "api": {"ir", "compiler", "planners", "sim"},
     "models": {"ir"},
     "data": {"ir", "api"},
     "cli": {"ir", "api", "planners", "verify"},
@@ -64,6 +65,12 @@ def test_planning_and_verifying_load_no_torch() -> None:
         "heads=hsap.HeadShape(4, 2, 8, 'bf16'), topology=hsap.Topology.parse('2x2')));"
         "assert hsap.verify(plan).ok; print(sorted(m for m in sys.modules if m in ('torch', 'deepspeed', 'hydra')))"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_numba_is_loaded_when_something_is_planned() -> None:
+    code = "import sys, hsap, hsap.cli; print([m for m in sys.modules if m in ('torch', 'numba')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

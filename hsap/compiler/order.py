@@ -1,7 +1,7 @@
 """Order: the transfers that a schedule needs, on its time axis.
 
-Inputs a planner did not route itself come straight from their home rank in the stage before first use; partial
-results go home in the stage after the last block that adds to them.
+What a planner routed itself stays as it is. Other inputs come straight from their home rank in the stage before first
+use; other partial results go home in the stage after the last block that adds to them.
 """
 
 from __future__ import annotations
@@ -20,40 +20,56 @@ _QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
 
 def shard_of(schedule: Schedule, role: Role) -> np.ndarray:
     """Shard whose `role` each entry of the schedule reads or writes: int64 [num_entries]."""
-    return (schedule.blocks.q if role in _QUERY_SIDE else schedule.blocks.kv)[schedule.block]
+    return _side(schedule, role in _QUERY_SIDE)
+
+
+def _side(schedule: Schedule, is_query: bool) -> np.ndarray:
+    return (schedule.blocks.q if is_query else schedule.blocks.kv)[schedule.block]
 
 
 def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers, Transfers]:
     """Complete a schedule: (input transfers, output transfers), every row a (role, shard, group) between two ranks."""
     routed = schedule.transfers
-    given = set(np.unique(routed.role).tolist()) if routed is not None else set()
-    inputs = [] if routed is None else [routed.take(np.isin(routed.role, INPUTS[direction]))]
+    given = routed_roles(schedule)
+    inputs, outputs = (
+        [] if routed is None else [routed.take(np.isin(routed.role, roles[direction]))] for roles in (INPUTS, OUTPUTS)
+    )
+    # Roles of one side are used by the same blocks.
+    wanted = {role: role in _QUERY_SIDE for role in (*INPUTS[direction], *OUTPUTS[direction]) if role not in given}
+    uses = {is_query: _uses(shards, schedule, is_query) for is_query in set(wanted.values())}
     for role in INPUTS[direction]:
-        if role not in given:
-            shard, group, rank, first, _ = _uses(shards, schedule, role)
+        if role in wanted:
+            shard, group, rank, first, _ = uses[wanted[role]]
             inputs.append(Transfers.of(role, shard, shards.home[shard], rank, first - 1, group))
-    outputs = []
     for role in OUTPUTS[direction]:
-        shard, group, rank, _, last = _uses(shards, schedule, role)
-        outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
+        if role in wanted:
+            shard, group, rank, _, last = uses[wanted[role]]
+            outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
     return Transfers.join(*inputs), Transfers.join(*outputs)
 
 
-def without_overlap(schedule: Schedule) -> Schedule:
+def routed_roles(schedule: Schedule) -> set[int]:
+    """Roles whose transfers the planner chose itself."""
+    return set() if schedule.transfers is None else set(np.unique(schedule.transfers.role).tolist())
+
+
+def without_overlap(
+    schedule: Schedule, transfers: tuple[Transfers, Transfers]
+) -> tuple[Schedule, tuple[Transfers, Transfers]]:
     """Give every transfer a stage of its own between those that compute.
 
     Nothing is then fetched while something else is computed, so that fewer buffers are alive together: for plans that
     don't fit their arena otherwise (HSAP §3.4).
     """
-    routed = schedule.transfers
-    if routed is not None:
-        routed = replace(routed, stage=2 * routed.stage + 1)
-    return replace(schedule, stage=2 * schedule.stage, transfers=routed)
+    arriving, leaving = transfers
+    arriving = replace(arriving, stage=2 * arriving.stage + 1)
+    leaving = replace(leaving, stage=2 * leaving.stage - 1)
+    return replace(schedule, stage=2 * schedule.stage), (arriving, leaving)
 
 
-def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, ...]:
-    """Remote uses of a role: (shard, group, rank, first stage, last stage), one entry per (shard, group, rank)."""
-    shard = shard_of(schedule, role)
+def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:
+    """Remote uses of one side's shards: (shard, group, rank, first stage, last stage), one per (shard, group, rank)."""
+    shard = _side(schedule, is_query)
     away = np.flatnonzero(shards.home[shard] != schedule.rank)
     num_ranks = int(schedule.rank.max(initial=0)) + 1
     num_groups = int(schedule.group.max(initial=0)) + 1

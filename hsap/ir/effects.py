@@ -31,37 +31,44 @@ class Touches:
     end: np.ndarray
 
 
-_ACCESS = np.full((len(Op), 5), -1, np.int8)
+ACCESS = np.full((len(Op), 5), -1, np.int8)
+"""`Access` of each op's operands, -1 beyond the last one."""
 for _op, _operands in OPERANDS.items():
-    _ACCESS[_op, : len(_operands)] = _operands
+    ACCESS[_op, : len(_operands)] = _operands
 
 
-_NUM_OPERANDS = (_ACCESS >= 0).sum(axis=1)
+NUM_OPERANDS = (ACCESS >= 0).sum(axis=1)
+"""Operands of each op."""
 
 
 def touches(programs: Programs) -> Touches:
     """List what every instruction touches."""
-    num_operands = _NUM_OPERANDS[programs.op]
+    num_operands = NUM_OPERANDS[programs.op]
     at, operand = ranges(np.zeros_like(num_operands), num_operands)
     buffer = programs.buf.ravel()[at * programs.buf.shape[1] + operand].astype(np.int64)
     until = wait_of(programs)[at]
-    return Touches(at, buffer, _ACCESS[programs.op[at], operand], operand, at, np.where(until >= 0, until, at))
+    return Touches(at, buffer, ACCESS[programs.op[at], operand], operand, at, np.where(until >= 0, until, at))
 
 
 def wait_of(programs: Programs) -> np.ndarray:
     """Index of the wait that ends each send and receive, -1 elsewhere (and where no wait follows): int64 [n]."""
-    is_wait = programs.op == Op.WAIT
-    is_moved = (programs.op == Op.SEND) | (programs.op == Op.RECV)
     out = np.full(len(programs), -1, np.int64)
-    waits, moved = np.flatnonzero(is_wait), np.flatnonzero(is_moved)
+    waits = np.flatnonzero(programs.op == Op.WAIT)
+    moved = np.flatnonzero((programs.op == Op.SEND) | (programs.op == Op.RECV))
     if len(waits) and len(moved):
         num_rounds = int(programs.round.max()) + 1
-        key = programs.rank * num_rounds + programs.round
-        waits = waits[order_of(key[waits])]
-        wait_keys = key[waits]
-        place = np.minimum(np.searchsorted(wait_keys, key[moved]), len(waits) - 1)
-        found = wait_keys[place] == key[moved]
-        out[moved[found]] = waits[place[found]]
+        rank = programs.rank
+        wait_keys, keys = (rank[index] * num_rounds + programs.round[index] for index in (waits, moved))
+        if num_rounds * programs.num_ranks <= 8 * len(programs):
+            table = np.full(num_rounds * programs.num_ranks, -1, np.int64)
+            table[wait_keys[::-1]] = waits[::-1]  # the first wait counts, and the last assignment
+            out[moved] = table[keys]
+        else:
+            by_key = order_of(wait_keys)
+            waits, wait_keys = waits[by_key], wait_keys[by_key]
+            place = np.minimum(np.searchsorted(wait_keys, keys), len(waits) - 1)
+            found = wait_keys[place] == keys
+            out[moved[found]] = waits[place[found]]
     return out
 
 
@@ -115,7 +122,7 @@ def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
     """Messages of all AllToAlls, as `reshard` lays them out: int64 [4, n], the columns of `Flows`."""
     at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)[:, None]
     src = programs.rank[at]
-    intra = plan.problem.topology.intra_sp
+    intra = plan.topology.intra_sp
     dst = src - src % intra + np.arange(intra)
     to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
     shares = np.array(plan.problem.heads.shares(intra))

@@ -13,7 +13,7 @@ from hsap.ir.block import Shards
 from hsap.ir.check import instance
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import mask_to_json
 from hsap.ir.precision import Precision
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
@@ -32,6 +32,10 @@ class Plan:
     int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row order.
     slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
     chart[mask][direction]: int64 [n, 6], a row per block (and head group), columns `Chart`.
+    own_topology: the shape that a whole-group planner runs all ranks at, where it isn't the problem's.
+    choice: where planner auto chose this plan, the predicted seconds of each of its candidates, or why it had none. It
+    says how the plan came about and nothing of what the plan does, so it is stored but not hashed: the plan is equal
+    to what the winner makes by itself, and finds it in a cache.
     """
 
     problem: Problem
@@ -44,6 +48,8 @@ class Plan:
     slices: tuple[np.ndarray, ...]
     programs: tuple[tuple[Programs, Programs], ...]
     chart: tuple[tuple[np.ndarray, np.ndarray], ...]
+    own_topology: Topology | None = None
+    choice: dict[str, float | str] | None = None
     _hash: list = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -53,6 +59,11 @@ class Plan:
     @property
     def num_ranks(self) -> int:
         return self.problem.num_ranks
+
+    @property
+    def topology(self) -> Topology:
+        """The shape that the ranks run at, which says what a column and an InterSP rank are."""
+        return self.own_topology or self.problem.topology
 
     def rank_spans(self, rank: int) -> np.ndarray:
         """Token positions of a rank's local rows, in row order: span table int64 [n, 2]."""
@@ -67,7 +78,7 @@ class Plan:
     def area_per_column(self, mask: int = 0, direction: int = 0) -> np.ndarray:
         """Visible pairs that each InterSP rank computes: int64 [inter_sp]."""
         chart = self.chart[mask][direction]
-        work = np.zeros(self.problem.topology.inter_sp, np.int64)
+        work = np.zeros(self.topology.inter_sp, np.int64)
         np.add.at(work, chart[:, Chart.RANK], chart[:, Chart.AREA])
         return work
 
@@ -81,7 +92,7 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """SHA-256 over the header and all columns, hex."""
+        """SHA-256 over problem, planner, options and all columns, hex."""
         if not self._hash:
             digest = hashlib.sha256(json.dumps(_header(self), sort_keys=True).encode())
             for _, column in _columns(self):
@@ -99,7 +110,7 @@ class Plan:
         """Stored form: magic, JSON header (with dtypes and shapes), raw little-endian columns."""
         columns = _columns(self)
         header = _header(self) | {"columns": [[name, c.dtype.str, list(c.shape)] for name, c in columns]}
-        text = json.dumps(header | {"hash": self.hash}).encode()
+        text = json.dumps(header | {"hash": self.hash, "choice": self.choice}).encode()
         raw = (np.ascontiguousarray(c).data for _, c in columns)
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *raw])
 
@@ -140,9 +151,7 @@ def problem_to_json(problem: Problem) -> dict:
     return {
         "lengths": list(problem.layout.lengths),
         "sequences": list(problem.layout.sequences),
-        "masks": [
-            [str(mask) if isinstance(mask, Mask) else [str(m) for m in mask], layers] for mask, layers in problem.masks
-        ],
+        "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
         "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
         "topology": str(problem.topology),
         "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
@@ -166,8 +175,19 @@ def problem_from_json(data: dict) -> Problem:
     )
 
 
+def choice_from_json(data: object) -> dict[str, float | str] | None:
+    """Read a plan's `choice`; ValueError for what is none."""
+    if data is None:
+        return None
+    instance("a stored plan's choice", data, dict, "seconds or a reason by planner, or null")
+    if not all(type(value) in (float, str) for value in data.values()):
+        raise ValueError("a stored plan's choice has a value that is neither seconds nor a reason")
+    return data
+
+
 def _header(plan: Plan) -> dict:
-    return {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
+    header = {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
+    return header if plan.own_topology is None else header | {"topology": str(plan.own_topology)}
 
 
 def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
@@ -247,4 +267,6 @@ def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
         tuple(slices),
         tuple(programs),
         tuple(charts),
+        Topology.parse(header["topology"]) if "topology" in header else None,
+        choice_from_json(header.get("choice")),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from hsap.ir.check import MAX_RANKS, instance, number, one_of, shown, whole
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask, mask_slices
+from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,26 @@ class Topology:
         return f"{self.inter_sp}x{self.intra_sp}"
 
 
+_RATES = (
+    "intra_bytes_per_s",
+    "inter_bytes_per_s",
+    "flops_per_s",
+    "memory_bytes_per_s",
+    "attend_efficiency",
+    "attend_grad_efficiency",
+)
+_TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s")
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The machines under one SP group. Rates in bytes/s one way per rank, times in seconds, FLOP/s per rank.
 
     num_nodes: how many there are (None: as many as needed). first_rank: place of the group's rank 0 inside its node (a
-    group may start mid-node).
+    group may start mid-node). memory_bytes_per_s: of the device's own memory, reads and writes together.
+    kernel_overhead_s, slice_overhead_s: what each kernel costs however small, and each slice in it. attend_efficiency,
+    attend_grad_efficiency: parts of flops_per_s that attention kernels reach on large dense slices. tile_tokens: rows
+    and columns of the tiles they compute, whole ones even where a slice fills them in part.
     """
 
     name: str = "nodes-of-8"
@@ -61,6 +75,12 @@ class Cluster:
     inter_latency_s: float = 10e-6
     flops_per_s: float = 200e12
     num_nodes: int | None = None
+    memory_bytes_per_s: float = 1.5e12
+    kernel_overhead_s: float = 5e-6
+    slice_overhead_s: float = 0.1e-6
+    attend_efficiency: float = 0.6
+    attend_grad_efficiency: float = 0.5
+    tile_tokens: int = 128
 
     def __post_init__(self) -> None:
         instance("cluster: name", self.name, str, "a word")
@@ -69,9 +89,10 @@ class Cluster:
         checked["first_rank"] = whole(
             f"{where}: first_rank, a place inside a node,", self.first_rank, 0, checked["ranks_per_node"] - 1
         )
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
+        checked["tile_tokens"] = whole(f"{where}: tile_tokens", self.tile_tokens)
+        for name in _RATES:
             checked[name] = number(f"{where}: {name}", getattr(self, name))
-        for name in ("intra_latency_s", "inter_latency_s"):
+        for name in _TIMES:
             checked[name] = number(f"{where}: {name}", getattr(self, name), zero=True)
         if self.num_nodes is not None:
             checked["num_nodes"] = whole(f"{where}: num_nodes (None for no limit)", self.num_nodes)
@@ -94,20 +115,25 @@ class Cluster:
 
 
 PRESETS = {
-    "dgx-a100": Cluster("dgx-a100", 8, 0, 300e9, 25e9, 5e-6, 10e-6, 312e12),
-    "hgx-h100": Cluster("hgx-h100", 8, 0, 450e9, 50e9, 5e-6, 10e-6, 989e12),
-    "cpu-gloo": Cluster("cpu-gloo", 1 << 20, 0, 2.5e9, 2.5e9, 40e-6, 40e-6, 30e9),
+    "dgx-a100": Cluster("dgx-a100", 8, 0, 300e9, 25e9, 5e-6, 10e-6, 312e12, None, 2.0e12, 5e-6, 0.1e-6, 0.65, 0.55),
+    "hgx-h100": Cluster("hgx-h100", 8, 0, 450e9, 50e9, 5e-6, 10e-6, 989e12, None, 3.35e12, 5e-6, 0.1e-6, 0.6, 0.5),
+    "cpu-gloo": Cluster(
+        "cpu-gloo", 1 << 20, 0, 2.5e9, 2.5e9, 40e-6, 40e-6, 30e9, None, 10e9, 50e-6, 2e-6, 0.8, 0.6, 64
+    ),
 }
-"""Data-sheet figures (NVLink and network one way per GPU, dense bf16); `cpu-gloo` is one host, loopback."""
+"""Data-sheet figures (NVLink and network one way per GPU, dense bf16, memory); `cpu-gloo` is one host, loopback.
 
-Masks = Mask | tuple[Mask, ...]
+Overheads, efficiencies and tiles are assumptions: round figures near what is published for FlashAttention on these
+devices, not measured by us.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Source program of the compiler: a packed batch, its masks, heads, and the ranks to run on.
 
-    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask` or one per document, or their text.
+    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask`, its text, or a list of these with one
+    per document; see `Mask.of` for masks of a user's own. `parse_masks` reads them from one line.
     max_tokens_per_rank: capacity that no rank's shard may exceed (None: no limit but what the planner chooses).
     arena_multiple: communication buffer of a rank in units of its largest shard's q tensor (None: what the plan needs).
     wire_dtype: dtype of partial outputs and gradients on the network (None: the dtype of q).
@@ -127,11 +153,7 @@ class Problem:
             instance(f"problem: {name}", getattr(self, name), kind, f"a {kind.__name__}")
         object.__setattr__(self, "masks", _as_pairs(self.masks))
         for mask, _ in self.masks:
-            if not isinstance(mask, Mask) and len(mask) != self.layout.num_documents:
-                raise ValueError(
-                    f"problem: {len(mask)} masks for {self.layout.num_documents} documents; give one mask, or one per "
-                    "document"
-                )
+            _check_documents(mask, self.layout)
         if self.max_tokens_per_rank is not None:
             limit = whole("problem: max_tokens_per_rank (None for no limit)", self.max_tokens_per_rank)
             object.__setattr__(self, "max_tokens_per_rank", limit)
@@ -176,14 +198,24 @@ def _as_pairs(masks: object) -> tuple[tuple[Masks, int], ...]:
             f"problem: masks is {shown(masks)}; give (mask, num_layers) pairs, at least one, as in "
             "(('causal', 24), ('window:4096', 8)); a mask is a Mask, its text, or a list of these, one per document"
         )
-    return tuple((_as_masks(mask), whole("problem: num_layers of a mask", layers)) for mask, layers in masks)
+    return tuple((mask_from_json(mask), whole("problem: num_layers of a mask", layers)) for mask, layers in masks)
 
 
 def _is_pair(pair: object) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Mask | str | list | tuple)
 
 
-def _as_masks(mask: object) -> Masks:
-    if isinstance(mask, list | tuple):
-        return tuple(m if isinstance(m, Mask) else Mask.parse(m) for m in mask)
-    return mask if isinstance(mask, Mask) else Mask.parse(mask)
+def _check_documents(masks: Masks, layout: Layout) -> None:
+    """Refuse masks that aren't made for the layout's documents."""
+    if isinstance(masks, Mask):
+        return
+    if len(masks) != layout.num_documents:
+        raise ValueError(
+            f"problem: {len(masks)} masks for {layout.num_documents} documents; give one mask, or one per document"
+        )
+    for document, (mask, length) in enumerate(zip(masks, layout.lengths, strict=True)):
+        if isinstance(mask, SliceMask) and mask.num_tokens != length:
+            raise ValueError(
+                f"problem: document {document} has {length} tokens, its mask {mask.name} is for {mask.num_tokens}; "
+                "make masks by Mask.of for the layout that they are used with"
+            )

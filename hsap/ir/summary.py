@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from hsap.ir.crossing import once_per_node_bytes
 from hsap.ir.effects import attended_pairs, flows
+from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
 from hsap.ir.program import Programs
 from hsap.ir.schedule import DIRECTIONS, Chart
 
 
-def summary(plan: Plan) -> dict:
+def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) -> dict:
     """Give a plan's balance, traffic and size.
+
+    predicted_s: [mask][direction] times of a cost model, to stand among the figures (None: not there).
 
     area_per_rank: visible pairs a rank computes forward, times its part of the query heads, so that the ranks add up
     to the mask's area. imbalance: max / mean, None where there is nothing. Bytes are what instructions carry, rows and
-    statistics in wire_dtype's width where they are partial results. With several masks areas and bytes are means
-    weighted by layers, peaks and stages the largest, and `per_mask` has each mask's own.
+    statistics in wire_dtype's width where they are partial results; `once_per_node_bytes` says what counts once per
+    node. With several masks areas, bytes and times are means weighted by layers, peaks and stages the largest, and
+    `per_mask` has each mask's own. own_topology is there where the planner runs the ranks at another shape than the
+    problem's.
     """
     layers = np.array([count for _, count in plan.problem.masks])
     masks = [_mask(plan, mask) for mask in range(len(layers))]
+    for mask, times in zip(masks, predicted_s or ()):
+        for direction, time in zip(DIRECTIONS, times, strict=True):
+            mask[direction]["predicted_s"] = float(time)
     area = np.average([mask["area_per_rank"] for mask in masks], axis=0, weights=layers)
     tokens = plan.tokens_per_rank
     out = {
@@ -40,6 +51,9 @@ def summary(plan: Plan) -> dict:
             name: _plain(np.average([part[name] for part in parts], weights=layers)) for name in parts[0]
         } | {"peak_buffer_bytes_per_rank": max(part["peak_buffer_bytes_per_rank"] for part in parts)}
     out["wire_dtype"] = plan.precision.wire
+    out["choice"] = plan.choice
+    if plan.own_topology is not None:
+        out["own_topology"] = str(plan.own_topology)
     if len(masks) > 1:
         out["per_mask"] = masks
     return out
@@ -51,7 +65,14 @@ def _mask(plan: Plan, mask: int) -> dict:
     pairs = np.zeros(plan.num_ranks, np.int64)
     np.add.at(pairs, programs.rank, attended_pairs(programs, plan.slices[mask]))
     stages = max(int(chart[:, Chart.STAGE].max(initial=-1)) + 1 for chart in plan.chart[mask])
-    out = {"area_per_rank": [_plain(a) for a in pairs / heads], "stages": stages}
+    named, layers = plan.problem.masks[mask]
+    out = {
+        "mask": str(named) if isinstance(named, Mask) else [str(each) for each in named],
+        "layers": layers,
+        "area_per_rank": [_plain(a) for a in pairs / heads],
+        "area_imbalance": _imbalance(pairs),
+        "stages": stages,
+    }
     return out | {name: _traffic(plan, plan.programs[mask][i]) for i, name in enumerate(DIRECTIONS)}
 
 
@@ -60,6 +81,7 @@ def _traffic(plan: Plan, programs: Programs) -> dict:
     return {
         "bytes_total": int(carried.num_bytes.sum()),
         "bytes_internode": carried.between_nodes(plan.problem.node_of),
+        "bytes_internode_once_per_node": once_per_node_bytes(plan, programs),
         "max_recv_bytes_per_rank": int(carried.received(plan.num_ranks).max()),
         "peak_buffer_bytes_per_rank": int(programs.arena_bytes().max()),
     }

@@ -1,17 +1,77 @@
 """The benches run: what they measure is left to whoever starts them."""
 
-from hsap.ir.heads import HeadShape
-from hsap.ir.layout import Layout
-from hsap.ir.problem import Problem, Topology
+import json
+
+import pytest
+
+from hsap.ir.problem import Topology
 from hsap.planners import PLANNERS
-from tests.bench import accuracy, planning
+from tests.bench import accuracy
+from tests.bench.planning import __main__ as planning
+from tests.bench.planning import passes, tables
+from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
+
+SMALL = Case("planners", "small", ((40, 7, 90), (100,)), Topology(2, 2))
 
 
-def test_every_planner_has_a_row():
-    problem = Problem(Layout.from_lengths([40, 7, 90]), HeadShape(4, 2, 8), Topology(2, 2))
-    for planner in PLANNERS:
-        cells = planning.row(planner, "small", problem).split()
-        assert cells[:3] == [planner, "small", "2x2"] and len(cells) == len(planning.HEADER.split()) - 1
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_has_a_line(planner):
+    line = measure(SMALL, planner, 1)
+    assert line["planner"] == planner and line["batches"] == 2 and line["tokens"] >= 1 and line["plan_ms"] > 0
+    assert line["forward"].keys() == line["backward"].keys() == set(BYTES)
+    assert len(tables.cells(line)) == len(tables.TITLES)
+    timed = passes.row(planner, "small", next(SMALL.problems()), 1).split()
+    assert timed[:3] == [planner, "small", "2x2"] and len(timed) == len(passes.HEADER.split())
+
+
+def test_lines_are_means_over_batches():
+    both = measure(SMALL, "ring", 1)
+    each = [measure(Case("planners", "small", (batch,), Topology(2, 2)), "ring", 1) for batch in SMALL.batches]
+    for key in BYTES:
+        assert both["forward"][key] == sum(line["forward"][key] for line in each) / 2
+    assert both["area"] == sum(line["area"] for line in each) / 2
+
+
+def test_what_a_planner_refuses_is_said():
+    line = measure(SMALL, "sap:balance=mood", 1)
+    assert "balance" in line["refused"] and "balance" in tables.text(line, 20)
+    assert "balance" in tables.markdown("", [("case", line)])
+
+
+def test_cases_are_those_of_the_peers():
+    by_case = {(c.workload, c.topology.inter_sp): c for c in cases("planners", list(WORKLOADS), (16, 32, 64))}
+    assert len(by_case) == 12
+    counts = {key: len(case.batches) for key, case in by_case.items()}
+    assert [counts["ldc@131072", r] for r in (16, 32, 64)] == [2, 3, 2]
+    assert counts["single@131072", 32] == counts["ldc@524288", 64] == 1
+    (dcp, *_) = peers(by_case["ldc@131072", 32])
+    assert dcp["planner"] == "(dcp_pad)" and dcp["forward"]["bytes_total"] == 324 * 2**20
+    assert not peers(by_case["single@131072", 64])
+
+
+def test_other_sections_say_topology_heads_and_masks():
+    assert [str(c.topology) for c in cases("topologies", ["ldc@131072"], (32,))] == ["16x2", "4x8"]
+    assert [c.kv_replication for c in cases("topologies", ["ldc@131072"], (32,))] == [1, 4]
+    assert [c.mask for c in cases("masks", list(WORKLOADS), (16, 32, 64))] == [*MASKS] * 2
+    assert cases("heads", ["ldc@131072"], (16,))[0].heads.num_kv_heads == 8
+
+
+def test_the_whole_bench_prints_and_keeps_its_lines(capsys, tmp_path):
+    kept, document = tmp_path / "a.json", tmp_path / "a.md"
+    asked = "--planner ring --workload single@131072 --ranks 32 --section planners passes"
+    planning.main([*asked.split(), "--json", str(kept), "--markdown", str(document)])
+    out = capsys.readouterr().out
+    lines = json.loads(kept.read_text(encoding="utf-8"))["lines"]
+    assert [line["planner"] for line in lines[:2]] == ["ring", "(dcp_pad)"]
+    # KV of 128 MiB: 31 hops in all; every rank receives 31 / 32 of it; 4 nodes each lack 3 / 4 of it.
+    figures = {"bytes_total": 31 * 128, "max_recv_bytes_per_rank": 124, "bytes_internode_once_per_node": 3 * 128}
+    assert {key: lines[0]["forward"][key] / 2**20 for key in figures} == figures
+    for words in ("single@131072", "(dcp_pad)", "3968.0"):
+        assert words in out and words in document.read_text(encoding="utf-8")
+
+
+def test_sections_are_known():
+    assert all(cases(section, ["ldc@131072"], (32,)) for section in SECTIONS)
 
 
 def test_the_accuracy_bench_measures_every_tensor():

@@ -1,0 +1,47 @@
+"""Command line: `hsap plan`, `verify`, `simulate`, `planners`, one command a file. Starts without torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from hsap.cli import plan, planners, simulate, verify
+from hsap.cli.exit import BAD_INPUT, NOT_OK
+
+COMMANDS = (plan, verify, simulate, planners)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 fine, 1 a plan that is not valid, 2 bad input (one paragraph)."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; the interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_OK
+    except OSError as error:
+        print(f"hsap {arguments.command}: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
+        return BAD_INPUT
+    except ValueError as error:
+        print(f"hsap {arguments.command}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one paragraph what is wrong, without the usage before it."""
+
+    def error(self, message: str):
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("hsap", description="Plans for attention over packed sequences on many ranks.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser

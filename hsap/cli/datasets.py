@@ -1,0 +1,80 @@
+"""Datasets: packs drawn from the document lengths of real corpora, by name.
+
+`datasets/lengths` has two kinds: bins fitted to published tables, and the lengths of documents as they were measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+
+from hsap.ir.check import MAX_TOKENS, one_of, whole
+
+FOLDER = Path(__file__).parents[2] / "datasets" / "lengths"
+MAX_SEED = (1 << 63) - 1
+_DRAWN_AT_ONCE = 1024
+
+
+def names() -> list[str]:
+    """Names that `draw` knows."""
+    return sorted(_samples()) + sorted(_bins())
+
+
+def draw(name: str, num_tokens: int, seed: int) -> list[int]:
+    """Draw document lengths [tokens] until they fill a pack of `num_tokens`; the last one is cut to fit.
+
+    Deterministic. A larger pack of the same seed goes on where the smaller one ends. ValueError: unknown name, which
+    lists the known ones, and sizes out of range.
+    """
+    one_of("--dataset: unknown name", name, names(), "datasets")
+    num_tokens = whole("--tokens", num_tokens, 1, MAX_TOKENS)
+    rng = np.random.default_rng(whole("--seed", seed, 0, MAX_SEED))
+    drawn = np.zeros(0, np.int64)
+    while drawn.sum() < num_tokens:
+        uniform = rng.random((_DRAWN_AT_ONCE, 2))
+        samples = _samples().get(name)
+        more = (
+            _of_bins(_bins()[name], uniform) if samples is None else samples[(uniform[:, 0] * len(samples)).astype(int)]
+        )
+        drawn = np.concatenate([drawn, more])
+    count = int(np.searchsorted(np.cumsum(drawn), num_tokens)) + 1
+    lengths = drawn[:count].tolist()
+    return [*lengths[:-1], num_tokens - sum(lengths[:-1])]
+
+
+def _of_samples(samples: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    return samples[(uniform[:, 0] * len(samples)).astype(np.int64)]
+
+
+def _of_bins(bins: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Draw a bin by share, then a length with density ∝ x^-(1 + alpha) inside it, by inverting its distribution."""
+    low, high, share, alpha = bins.T
+    which = np.minimum(np.searchsorted(np.cumsum(share) / share.sum(), uniform[:, 0], side="right"), len(bins) - 1)
+    low, high, power = low[which], high[which], -alpha[which]
+    at = uniform[:, 1]
+    flat = power == 0  # density ∝ 1 / x: its logarithm is uniform
+    curve = np.where(flat, 1.0, power)
+    curved = (low**curve + at * (high**curve - low**curve)) ** (1 / curve)
+    return np.where(flat, low * (high / low) ** at, curved).astype(np.int64)
+
+
+def _bins() -> dict[str, np.ndarray]:
+    """Length bins of each fitted dataset: float64 [n, 4] of low, high [tokens], share, alpha."""
+    tables: dict[str, list] = {}
+    for row in csv.DictReader(_read("bins.csv").splitlines()):
+        tables.setdefault(row["dataset"], []).append([float(row[key]) for key in ("lo", "hi", "share", "alpha")])
+    return {name: np.array(rows) for name, rows in tables.items()}
+
+
+def _samples() -> dict[str, np.ndarray]:
+    """Measured lengths of each dataset: int64 [n]."""
+    return {name: np.array(lengths) for name, lengths in json.loads(_read("samples.json")).items()}
+
+
+def _read(name: str) -> str:
+    if not FOLDER.is_dir():
+        raise ValueError(f"--dataset: there is no {FOLDER}; it comes with the source tree, so install from there")
+    return (FOLDER / name).read_text(encoding="utf-8")

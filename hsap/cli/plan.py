@@ -1,0 +1,119 @@
+"""`hsap plan`: compile packed batches, verify their plans, and show or keep them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hsap.api import compile, simulate
+from hsap.cli import problem as problem_flags
+from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.show import show
+from hsap.ir.layout import Layout
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Problem
+from hsap.ir.summary import summary
+from hsap.verify import verify
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser("plan", help="compile a packed batch and show its plan")
+    problem_flags.add_flags(command)
+    command.add_argument("--planner", default="sap", metavar="NAME[:k=v,…]", help="see `hsap planners` (default sap)")
+    command.add_argument(
+        "-o", "--out", metavar="FILE", help="keep a sound plan; FILE.txt gets its text, else the stored form"
+    )
+    command.add_argument("--rank", type=int, metavar="R", help="show only this rank's streams")
+    command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
+    command.set_defaults(run=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    # Planners bring numba, which takes longer to import than all else that a command needs.
+    from hsap.planners import check_options
+
+    make, layouts, is_list = problem_flags.problems(arguments)
+    if arguments.out == "":
+        raise ValueError("--out: the file's name is empty; give the path to keep the plan at")
+    if is_list and arguments.out:
+        raise ValueError(f"--out {arguments.out}: there are {len(layouts)} batches; give a file with one batch")
+    name, options = read_planner(arguments.planner)
+    check_options(name, options)  # before they stand among compile's own arguments
+    figures, code = [], OK
+    for i, layout in enumerate(layouts):
+        problem = make(layout)
+        if arguments.rank is not None and not 0 <= arguments.rank < problem.num_ranks:
+            raise ValueError(f"--rank {arguments.rank}: the topology has ranks 0 to {problem.num_ranks - 1}")
+        if i == 0:
+            warm_up(problem, name, options)
+        start = time.perf_counter()
+        plan = compile(make(layout), name, **options)
+        report = verify(plan)
+        plan_s = time.perf_counter() - start
+        if not report.ok:
+            print(report, file=sys.stderr)
+            code = NOT_OK
+        elif arguments.out:
+            _keep(plan, Path(arguments.out))
+        predicted_s = simulate(plan).makespans_s
+        figures.append(summary(plan, predicted_s) | {"plan_s": plan_s, "verified": bool(report.ok)})
+        if not arguments.json:
+            show(plan, figures[-1], arguments.rank)
+    if arguments.json:
+        print(json.dumps(figures if is_list else figures[0]))
+    return code
+
+
+def warm_up(problem: Problem, planner: str, options: dict) -> None:
+    """Plan a small batch, so that loading compiled loops counts as the process's start and not as planning.
+
+    What is refused is refused again for the real batch, with words that fit it.
+    """
+    lengths = [3, 40, 1, 9] * len(problem.layout.sequences)
+    small = replace(
+        problem,
+        layout=Layout.from_lengths(lengths, [4] * len(problem.layout.sequences)),
+        max_tokens_per_rank=None,
+    )
+    try:
+        verify(compile(small, planner, **options))
+    except ValueError:
+        return
+
+
+def read_planner(text: str) -> tuple[str, dict]:
+    """Read `NAME` or `NAME:k=v,…`; values are integers, floats, true, false, none or words."""
+    name, _, rest = text.partition(":")
+    options = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if key in options:
+            raise ValueError(f"--planner {text}: the option {key} is given twice; give it once")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"--planner {text}: can't read the option {part!r}; write name:option=value,option=value")
+        options[key] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> object:
+    words = {"true": True, "false": False, "none": None}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _keep(plan: Plan, path: Path) -> None:
+    if path.suffix == ".txt":
+        path.write_text(plan.text(), encoding="utf-8")
+    else:
+        plan.save(path)

@@ -1,0 +1,47 @@
+"""`hsap verify`: check a stored plan, its text, or a listing in the paper's spelling."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hsap.cli.exit import NOT_OK, OK
+from hsap.ir.listing import Listing
+from hsap.ir.plan import MAGIC, Plan
+from hsap.ir.text import parse
+from hsap.verify import verify
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser("verify", help="check a stored plan, its text, or a listing in the paper's spelling")
+    command.add_argument("file", metavar="FILE")
+    command.set_defaults(run=_verify)
+
+
+def read_plan(path: str) -> Plan | Listing:
+    """Read a stored plan, a plan's text or a listing; ValueError names the file."""
+    data = Path(path).read_bytes()
+    try:
+        return Plan.from_bytes(data) if data.startswith(MAGIC) else parse(data.decode())
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: neither a stored plan nor text in UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    subject = read_plan(arguments.file)
+    report = verify(subject)
+    print(f"ok{_judged(subject)}" if report.ok else report)
+    return OK if report.ok else NOT_OK
+
+
+def _judged(subject: Plan | Listing) -> str:
+    """Say of a listing what a verdict rests on; nothing of a plan, which is judged as a whole."""
+    if not isinstance(subject, Listing):
+        return ""
+    halves = len(subject.transfers)
+    if not halves:
+        return ": no transfer between the listed ranks, so there was nothing to judge"
+    return f": transfers between the listed ranks agree ({halves // 2}); nothing else of a listing can be judged"

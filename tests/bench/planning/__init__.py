@@ -1,0 +1,1 @@
+"""Bench of planning: balance, bytes and time of every planner on packs like those of real corpora."""

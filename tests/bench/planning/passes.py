@@ -1,0 +1,80 @@
+"""Passes: where the time of planning goes, pass by pass.
+
+One row per planner, workload and topology, on the workload's first pack: medians over runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from hsap import planners
+from hsap.cli.plan import read_planner, warm_up
+from hsap.compiler.buffers import place_buffers
+from hsap.compiler.expand import expand, place_rows
+from hsap.compiler.lower import lower
+from hsap.compiler.order import order
+from hsap.compiler.pipeline import build
+from hsap.ir.layout import Layout
+from hsap.ir.problem import Problem, Topology
+from hsap.ir.schedule import DIRECTIONS, Strategy
+from hsap.verify import verify
+from tests.bench.planning.cases import HEADS, WORKLOADS
+
+PASSES = ("choose", "order", "lower", "expand", "buffers", "verify")
+HEADER = f"{'planner':<16}{'workload':<16}{'ranks':>6}{'instr.':>9}" + "".join(f"{name:>9}" for name in PASSES)
+HEADER += f"{'µs/instr.':>11}"
+
+
+def print_table(names: Sequence[str], workloads: Sequence[str], topologies: Sequence[str], runs: int) -> None:
+    """Print the table; times in ms, µs per instruction over all passes but the planner's own."""
+    print(f"\npasses: CPU times in ms\n{HEADER}")
+    for workload in workloads:
+        layout = Layout.from_lengths(WORKLOADS[workload][0])
+        for topology in topologies:
+            for name in names:
+                problem = Problem(layout, HEADS, Topology.parse(topology))
+                print(row(name, workload, problem, runs), flush=True)
+
+
+def row(planner: str, workload: str, problem: Problem, runs: int) -> str:
+    """Time one planner on one problem, as a line of the table."""
+    name, options = read_planner(planner)
+    warm_up(problem, name, options)
+    taken = []
+    for _ in range(runs):
+        times: dict[str, float] = {}
+        strategy = _timed(times, "choose", planners.run, name, problem, options)
+        _compile(problem, strategy, times)
+        plan = build(problem, strategy, name, options)
+        report = _timed(times, "verify", verify, plan)
+        assert report.ok, str(report)
+        taken.append(times)
+    middle = {part: median(times[part] for times in taken) for part in PASSES}
+    per_instruction = sum(middle[part] for part in PASSES[1:]) / plan.num_instructions
+    cells = "".join(f"{middle[part] * 1e3:>9.1f}" for part in PASSES)
+    return (
+        f"{planner:<16}{workload:<16}{problem.topology!s:>6}{plan.num_instructions:>9}{cells}"
+        f"{per_instruction * 1e6:>11.2f}"
+    )
+
+
+def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> None:
+    """Run the compiler's passes over both directions of the one mask, adding up the time of each."""
+    shards, num_groups, intra = strategy.shards, strategy.num_groups, problem.topology.intra_sp
+    rows = _timed(times, "expand", place_rows, problem, shards)
+    for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
+        transfers = _timed(times, "order", order, shards, schedule, direction)
+        inter = problem.topology.inter_sp
+        draft = _timed(times, "lower", lower, shards, schedule, transfers, direction, inter, num_groups, intra > 1)
+        programs = _timed(times, "expand", expand, problem, shards, schedule.blocks, draft, rows, num_groups, direction)
+        _timed(times, "buffers", place_buffers, programs)
+
+
+def _timed(times: dict[str, float], name: str, function, *arguments):
+    """Call a function and add its CPU time [s] to times[name]: it is one thread, and other load counts less."""
+    start = time.process_time()
+    result = function(*arguments)
+    times[name] = times.get(name, 0.0) + time.process_time() - start
+    return result
