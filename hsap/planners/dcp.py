@@ -24,21 +24,23 @@ cap, as layers run one after another; bytes and FLOPs count a mask's layers. Bac
 Options: block; eps_inter, eps_intra: by how much a part may exceed the mean in the partitioner; divisions: T;
 area_slack, token_slack: what the refinement allows a rank's area and tokens over the mean. Tighter tokens cost bytes
 and area is harder to hold where a rank has few blocks: a rank should have four or more. (1 + ε) of both levels, 0.54,
-as area_slack gives the paper's tolerance.
+as area_slack gives the paper's tolerance. relay: rows cross between nodes once for all ranks of a node, as the
+partition over nodes counts them (`hsap.compiler.relay`); results then leave as soon as they are done.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import number, whole
+from hsap.ir.check import number, shown, whole
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
 from hsap.planners.hypergraph import Hypergraph, cells_hypergraph
@@ -76,8 +78,11 @@ def dcp(
     divisions: int = 4,
     area_slack: float = 0.05,
     token_slack: float = 0.1,
+    relay: bool = False,
 ) -> Strategy:
     """Plan token and computation blocks as parts of a hypergraph."""
+    if not isinstance(relay, bool):
+        raise ValueError(f"planner dcp: relay is {shown(relay)}; give true or false")
     if block is None:
         block = _default_block(problem)
     block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
@@ -90,7 +95,7 @@ def dcp(
     )
     choices = [_Choice.of(problem, size, settings) for size in ([block] if block else BLOCK_SIZES)]
     best = choices[0] if block else min(choices, key=lambda choice: choice.seconds(problem))
-    return best.strategy(problem, settings.divisions)
+    return best.strategy(problem, settings.divisions, relay)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +126,7 @@ class _Choice:
         family = np.concatenate([np.arange(len(spans)), *(np.repeat(c.q, len(sizes)) for c in cells)])
         return cls(spans, cells, sizes, graph, _place(problem, graph, family, settings))
 
-    def strategy(self, problem: Problem, num_divisions: int) -> Strategy:
+    def strategy(self, problem: Problem, num_divisions: int, relay: bool) -> Strategy:
         """Make shards of the token blocks and deal the computation blocks to divisions."""
         num_tokens, num_groups = len(self.spans), len(self.sizes)
         home = self.rank[:num_tokens]
@@ -137,7 +142,13 @@ class _Choice:
             rank = self.rank[first:last].reshape(-1, num_groups)[by_shard].ravel()
             schedules.append(self._schedule(problem, shards, blocks, rank, num_divisions))
             first = last
-        return Strategy(shards, tuple(schedules), tuple(schedules), num_groups)
+        if relay:
+            return Strategy(shards, tuple(schedules), tuple(schedules), num_groups, relay=True)
+        return Strategy(
+            shards,
+            *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),
+            num_groups,
+        )
 
     def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:
         num_groups = len(self.sizes)
@@ -162,6 +173,19 @@ class _Choice:
         for end in (home, rank):
             np.add.at(time, end, transfer)
         return float(time.max()) / problem.topology.intra_sp
+
+
+def _outputs_last(shards: Shards, schedule: Schedule, direction: str, num_divisions: int) -> Schedule:
+    """Let all partial results go home after the last division, as the paper has it."""
+    rows = []
+    for role in OUTPUTS[direction]:
+        shard = (schedule.blocks.kv if role == Role.DKV else schedule.blocks.q)[schedule.block]
+        away = np.flatnonzero(shards.home[shard] != schedule.rank)
+        sizes = (len(shards), int(schedule.group.max(initial=0)) + 1, int(schedule.rank.max(initial=0)) + 1)
+        key = np.ravel_multi_index((shard[away], schedule.group[away], schedule.rank[away]), sizes)
+        shard, group, rank = np.unravel_index(distinct(key)[0], sizes)
+        rows.append(Transfers.of(role, shard, rank, shards.home[shard], num_divisions, group))
+    return replace(schedule, transfers=Transfers.join(*rows))
 
 
 def _default_block(problem: Problem) -> int:
