@@ -117,7 +117,9 @@ class _Code:
             start, stop = stop, stop + count
             for row, value in values.items():
                 code[row, start:stop] = value
-        rank, stage, phase, place = (code[CODE.index(name)].astype(np.int64) for name in ("rank", "stage", "phase", "place"))
+        rank, stage, phase, place = (
+            code[CODE.index(name)].astype(np.int64) for name in ("rank", "stage", "phase", "place")
+        )
         first = stage.min()
         key = rank * (int(stage.max() - first) + 1) + (stage - first)
         key = (key * (FOLD + 1) + phase) * (int(place.max()) + 1) + place
