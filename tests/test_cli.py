@@ -227,7 +227,7 @@ def test_a_drawn_pack_is_planned(judged, capsys):
 def test_planners_are_listed(capsys):
     assert main(["planners", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == list(PLANNERS)
+    assert [entry["name"] for entry in listed] == [*PLANNERS, "auto"]
     assert all(entry["paper"] and entry["summary"] for entry in listed)
     assert main(["planners"]) == 0
     assert all(name in capsys.readouterr().out.split() for name in ("ring",))

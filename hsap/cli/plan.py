@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.cli import problem as problem_flags
 from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.show import show
@@ -60,7 +60,8 @@ def _plan(arguments: argparse.Namespace) -> int:
             code = NOT_OK
         elif arguments.out:
             _keep(plan, Path(arguments.out))
-        figures.append(summary(plan) | {"plan_s": plan_s, "verified": bool(report.ok), "choice": None})
+        predicted_s = simulate(plan).makespans_s
+        figures.append(summary(plan, predicted_s) | {"plan_s": plan_s, "verified": bool(report.ok)})
         if not arguments.json:
             show(plan, figures[-1], arguments.rank)
     if arguments.json:
