@@ -68,6 +68,12 @@ def test_planning_and_verifying_load_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_numba_is_loaded_when_something_is_planned() -> None:
+    code = "import sys, hsap, hsap.cli; print([m for m in sys.modules if m in ('torch', 'numba')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_contract_s_names_are_there() -> None:
     import hsap
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numba import njit
 
-from hsap.ir.effects import live_ranges, touches
+from hsap.ir.effects import NUM_OPERANDS, wait_of
 from hsap.ir.precision import aligned
 from hsap.ir.program import NONE, Programs, Space
-from hsap.ir.sort import order_of
 
 
 def place_buffers(programs: Programs) -> Programs:
@@ -22,27 +22,62 @@ def place_buffers(programs: Programs) -> Programs:
     Instruction indices rise over all ranks, so that buffers of two ranks are never alive together: one walk serves all.
     """
     buffers = programs.buffers
-    first, last = live_ranges(touches(programs), programs)
-    index = np.flatnonzero(buffers.space == Space.ARENA)
-    index = index[order_of(first[index])]
-    offset = np.full(len(buffers), NONE, np.int64)
-    offset[index] = _first_fit(first[index].tolist(), last[index].tolist(), aligned(buffers.num_bytes[index]).tolist())
-    return replace(programs, buffers=replace(buffers, offset=offset))
+    num_operands = NUM_OPERANDS[programs.op]
+    last = _last_uses(num_operands, programs.buf, wait_of(programs), len(buffers))
+    sizes = np.where(buffers.space == Space.ARENA, aligned(buffers.num_bytes), NONE)
+    return replace(programs, buffers=replace(buffers, offset=_first_fit(num_operands, programs.buf, last, sizes)))
 
 
-def _first_fit(first: list[int], last: list[int], sizes: list[int]) -> list[int]:
-    """Offsets of buffers alive in [first, last] so that buffers alive together don't overlap. first: rising."""
-    offsets = []
-    alive: list[tuple[int, int, int]] = []  # (offset, end, last use), by offset
-    for now, until, size in zip(first, last, sizes):
-        alive = [entry for entry in alive if entry[2] >= now]
-        place, at = 0, len(alive)
-        for i, (begin, end, _) in enumerate(alive):
-            if begin - place >= size:
-                at = i
+@njit(cache=True)
+def _last_uses(num_operands, buf, until, num_buffers):
+    """Last instruction during which each buffer must be left alone, -1 where it isn't used: int64 [num_buffers].
+
+    num_operands: of each instruction. until: what `wait_of` gives: transfers hold their buffer until their wait.
+    """
+    last = np.full(num_buffers, -1, np.int64)
+    for i in range(len(num_operands)):
+        for k in range(num_operands[i]):
+            last[buf[i, k]] = max(last[buf[i, k]], until[i], i)
+    return last
+
+
+@njit(cache=True)
+def _first_fit(num_operands, buf, last, sizes):
+    """Offsets of buffers so that those alive together don't overlap: int64 [num_buffers], NONE outside the arena.
+
+    sizes: aligned bytes, NONE for buffers that are not in the arena. What is alive is kept in order of address; the
+    dead leave when a new one comes. Of several that begin with one instruction, the lowest index is placed first.
+    """
+    offset = np.where(sizes >= 0, 0, NONE)
+    placed = sizes < 0
+    begin, end, until = np.empty_like(sizes), np.empty_like(sizes), np.empty_like(sizes)
+    num_alive = 0
+    for now in range(len(num_operands)):
+        for _ in range(num_operands[now]):
+            new = len(sizes)
+            for k in range(num_operands[now]):
+                if not placed[buf[now, k]]:
+                    new = min(new, buf[now, k])
+            if new == len(sizes):
                 break
-            place = end
-        offsets.append(place)
-        if size:
-            alive.insert(at, (place, place + size, until))
-    return offsets
+            placed[new] = True
+            place, at, kept = 0, -1, 0
+            for entry in range(num_alive):
+                if until[entry] < now:
+                    continue
+                begin[kept], end[kept], until[kept] = begin[entry], end[entry], until[entry]
+                if at < 0:
+                    if begin[kept] - place >= sizes[new]:
+                        at = kept
+                    else:
+                        place = end[kept]
+                kept += 1
+            offset[new] = place
+            num_alive = kept
+            if sizes[new]:
+                at = num_alive if at < 0 else at
+                for entry in range(num_alive, at, -1):
+                    begin[entry], end[entry], until[entry] = begin[entry - 1], end[entry - 1], until[entry - 1]
+                begin[at], end[at], until[at] = place, place + sizes[new], last[new]
+                num_alive += 1
+    return offset

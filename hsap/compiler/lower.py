@@ -64,7 +64,7 @@ class _Buffers:
         key = self._key(rank, table.shard, table.group)
         by_key = order_of(key)
         key = key[by_key]
-        assert (key[1:] != key[:-1]).all(), f"a rank gets the same {role.name} twice"
+        assert (key[1:] != key[:-1]).all(), f"a rank gets, or sends on, the same {role.name} twice"
         self.lookup[role] = (home, np.stack([key, away[by_key]]))
 
     def find(self, role: Role, shards: Shards, rank, shard, group) -> np.ndarray:
@@ -75,7 +75,7 @@ class _Buffers:
         if len(remote):
             wanted = self._key(rank[remote], shard[remote], group[remote])
             place = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-            assert len(keys) and (keys[place] == wanted).all(), f"a rank reads {role.name} that nobody sends to it"
+            assert len(keys) and (keys[place] == wanted).all(), f"{role.name} never comes to, or leaves, a rank"
             found[remote] = away[place]
         return found
 
@@ -146,7 +146,7 @@ def lower(
     homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
     homes |= {role: buffers.add(role, Space.ARENA, 1, np.arange(num_ranks), NONE, ALL) for role in OUTPUTS[direction]}
     _receive(shards, buffers, code, arriving, rounds[: len(arriving)], homes, direction, num_groups)
-    _return(buffers, code, leaving, rounds[len(arriving) :], homes, direction)
+    _return(shards, buffers, code, leaving, rounds[len(arriving) :], homes, direction)
     _compute(shards, buffers, code, schedule, direction)
     _launch(code, moved, rounds, num_ranks)
     for i, role in enumerate(OUTPUTS[direction]):
@@ -206,8 +206,12 @@ def _receive(shards, buffers, code, table: Transfers, rounds, homes, direction, 
     _exchange(code, table, rounds, source, there, group)
 
 
-def _return(buffers, code, table: Transfers, rounds, homes, direction) -> None:
-    """Send partial results home, narrowed to the wire's dtype, and fold them in there."""
+def _return(shards, buffers, code, table: Transfers, rounds, homes, direction) -> None:
+    """Send partial results home, narrowed to the wire's dtype, and fold them in there.
+
+    A rank on the way folds them into its own partial result, which leaves it later; it may have no other reason to
+    have one.
+    """
     for role in OUTPUTS[direction]:
         mine = np.flatnonzero(table.role == role)
         part = table.take(mine)
@@ -217,10 +221,11 @@ def _return(buffers, code, table: Transfers, rounds, homes, direction) -> None:
         packed = buffers.add(role, Space.ARENA, 0, src, shard, group)
         arrived = buffers.add(role, Space.ARENA, 0, dst, shard, group)
         buffers.index(role, homes[role], partial, part, src)
+        target = buffers.find(role, shards, dst, shard, part.group)
         code.emit(Op.COPY, src, stage, PACK, role=role, buf=(partial, packed), shard=shard, group=group)
         _exchange(code, part, rounds[mine], packed, arrived, group)
         fold = Op.MERGE if role == Role.O else Op.SUM
-        code.emit(fold, dst, stage, FOLD, place=rounds[mine], role=role, buf=(arrived, homes[role][dst]), shard=shard,
+        code.emit(fold, dst, stage, FOLD, place=rounds[mine], role=role, buf=(arrived, target), shard=shard,
                   group=group)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Order: the transfers that a schedule needs, on its time axis.
 
-Inputs a planner did not route itself come straight from their home rank in the stage before first use; partial
-results go home in the stage after the last block that adds to them.
+What a planner routed itself stays as it is. Other inputs come straight from their home rank in the stage before first
+use; other partial results go home in the stage after the last block that adds to them.
 """
 
 from __future__ import annotations
@@ -26,29 +26,38 @@ def shard_of(schedule: Schedule, role: Role) -> np.ndarray:
 def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers, Transfers]:
     """Complete a schedule: (input transfers, output transfers), every row a (role, shard, group) between two ranks."""
     routed = schedule.transfers
-    given = set(np.unique(routed.role).tolist()) if routed is not None else set()
-    inputs = [] if routed is None else [routed.take(np.isin(routed.role, INPUTS[direction]))]
+    given = routed_roles(schedule)
+    inputs, outputs = (
+        [] if routed is None else [routed.take(np.isin(routed.role, roles[direction]))] for roles in (INPUTS, OUTPUTS)
+    )
     for role in INPUTS[direction]:
         if role not in given:
             shard, group, rank, first, _ = _uses(shards, schedule, role)
             inputs.append(Transfers.of(role, shard, shards.home[shard], rank, first - 1, group))
-    outputs = []
     for role in OUTPUTS[direction]:
-        shard, group, rank, _, last = _uses(shards, schedule, role)
-        outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
+        if role not in given:
+            shard, group, rank, _, last = _uses(shards, schedule, role)
+            outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
     return Transfers.join(*inputs), Transfers.join(*outputs)
 
 
-def without_overlap(schedule: Schedule) -> Schedule:
+def routed_roles(schedule: Schedule) -> set[int]:
+    """Roles whose transfers the planner chose itself."""
+    return set() if schedule.transfers is None else set(np.unique(schedule.transfers.role).tolist())
+
+
+def without_overlap(
+    schedule: Schedule, transfers: tuple[Transfers, Transfers]
+) -> tuple[Schedule, tuple[Transfers, Transfers]]:
     """Give every transfer a stage of its own between those that compute.
 
     Nothing is then fetched while something else is computed, so that fewer buffers are alive together: for plans that
     don't fit their arena otherwise (HSAP §3.4).
     """
-    routed = schedule.transfers
-    if routed is not None:
-        routed = replace(routed, stage=2 * routed.stage + 1)
-    return replace(schedule, stage=2 * schedule.stage, transfers=routed)
+    arriving, leaving = transfers
+    arriving = replace(arriving, stage=2 * arriving.stage + 1)
+    leaving = replace(leaving, stage=2 * leaving.stage - 1)
+    return replace(schedule, stage=2 * schedule.stage), (arriving, leaving)
 
 
 def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, ...]:

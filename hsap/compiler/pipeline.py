@@ -1,11 +1,13 @@
 """Pipeline: from a problem and a planner's strategy to a plan, pass by pass.
 
-    cut, place (planner) → order → lower → expand → buffers
+    cut, place (planner) → order → relay → lower → expand → buffers
 
 Each pass is a pure function in a file of its own.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order, without_overlap
+from hsap.compiler.relay import relay
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
@@ -22,6 +25,10 @@ from hsap.ir.span import row_starts
 
 def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> Plan:
     """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows."""
+    asked, own = problem, strategy.topology
+    if own is not None:
+        assert own.num_ranks == problem.num_ranks, f"planner {planner} must use all ranks"
+        problem = replace(problem, topology=own)
     _check_placement(problem, strategy, planner)
     rows = place_rows(problem, strategy.shards)
     programs, charts, slices = [], [], []
@@ -33,7 +40,8 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
         programs.append(tuple(compiled for compiled, _ in done))
         charts.append(tuple(_chart(schedule) for _, schedule in done))
         slices.append(forward.blocks.slices)
-    plan = Plan(problem, planner, options, strategy.shards, *rows, tuple(slices), tuple(programs), tuple(charts))
+    made = (tuple(slices), tuple(programs), tuple(charts), None if own == asked.topology else own)
+    plan = Plan(asked, planner, options, strategy.shards, *rows, *made)
     _check_arena(plan)
     return plan
 
@@ -41,22 +49,25 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
 def _compile(
     problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows
 ) -> tuple[Programs, Schedule]:
-    """Run the passes on one mask and direction; again without overlap if the arena is too small for it."""
-    programs = _passes(problem, strategy, schedule, direction, rows)
+    """Run the passes on one mask and direction; the last ones again without overlap if the arena is too small."""
+    transfers = order(strategy.shards, schedule, direction)
+    if strategy.relay:
+        nodes = problem.node_of[:: problem.topology.intra_sp]
+        transfers = relay(strategy.shards, schedule, transfers, problem.heads, nodes)
+    programs = _emit(problem, strategy, schedule, transfers, direction, rows)
     if problem.arena_multiple is not None:
         spans, _, rank_rows = rows
         starts = row_starts(spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
         if programs.arena_bytes().max() > arena_capacity(problem, tokens_per_rank):
-            schedule = without_overlap(schedule)
-            programs = _passes(problem, strategy, schedule, direction, rows)
+            schedule, transfers = without_overlap(schedule, transfers)
+            programs = _emit(problem, strategy, schedule, transfers, direction, rows)
     return programs, schedule
 
 
-def _passes(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows) -> Programs:
+def _emit(problem: Problem, strategy: Strategy, schedule: Schedule, transfers, direction: str, rows) -> Programs:
     inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
     shards, num_groups = strategy.shards, strategy.num_groups
-    transfers = order(shards, schedule, direction)
     draft = lower(shards, schedule, transfers, direction, inter, num_groups, intra > 1)
     programs = expand(problem, shards, schedule.blocks, draft, rows, num_groups, direction)
     return place_buffers(programs)

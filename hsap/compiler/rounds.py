@@ -8,6 +8,7 @@ colours as the busiest rank has partners are enough, and alternating paths find 
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from hsap.ir.sort import distinct
 
@@ -18,43 +19,55 @@ def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
     Edges are distinct. Uses exactly the largest degree's number of colours, and is deterministic.
     """
     num_colours = int(np.bincount(np.concatenate([src, dst + num_ranks])).max()) if len(src) else 0
-    # Nodes are senders, then receivers; a colour is a bit, so that the lowest free one is one operation.
-    free = [(1 << num_colours) - 1] * (2 * num_ranks)
-    edge_at: list[dict[int, int]] = [{} for _ in free]
-    ends = list(zip(src.tolist(), (dst + num_ranks).tolist()))
-    for edge, (u, v) in enumerate(ends):
-        both = free[u] & free[v]
-        if both:
-            bit = both & -both
-        else:
-            bit = free[u] & -free[u]
-            _flip(free, edge_at, ends, v, bit, free[v] & -free[v])
-        edge_at[u][bit] = edge_at[v][bit] = edge
-        free[u] ^= bit
-        free[v] ^= bit
-    colours = np.empty(len(ends), np.int64)
-    for edges in edge_at[:num_ranks]:
-        for bit, edge in edges.items():
-            colours[edge] = bit.bit_length() - 1
+    colours = np.zeros(len(src), np.int64)
+    _colour(src, dst, num_ranks, np.array([0, len(src)]), np.array([num_colours]), colours)
     return colours
 
 
-def _flip(free, edge_at, ends, receiver: int, a: int, b: int) -> None:
+@njit(cache=True)
+def _colour(src, dst, num_ranks, borders, num_colours, colours):
+    """Add its colour to each edge's entry of `colours`; edges [borders[g], borders[g + 1]) are a graph of their own.
+
+    num_colours: largest degree of each graph. The lowest colour that both ends have free is taken; where there is
+    none, one that is free at the sender is freed at the receiver.
+    """
+    # Nodes are senders, then receivers; edge_at[node, colour] is the edge there or -1.
+    edge_at = np.empty((2 * num_ranks, num_colours.max()), np.int64)
+    for graph in range(len(num_colours)):
+        if num_colours[graph] < 2:
+            continue  # its only colour is 0
+        edge_at[:, : num_colours[graph]] = -1
+        for edge in range(borders[graph], borders[graph + 1]):
+            u, v = edge_at[src[edge]], edge_at[num_ranks + dst[edge]]
+            chosen = 0
+            while chosen < num_colours[graph] and (u[chosen] >= 0 or v[chosen] >= 0):
+                chosen += 1
+            if chosen == num_colours[graph]:
+                chosen, other = 0, 0
+                while u[chosen] >= 0:
+                    chosen += 1
+                while v[other] >= 0:
+                    other += 1
+                _flip(edge_at, src, dst, num_ranks, num_ranks + dst[edge], chosen, other)
+            u[chosen] = v[chosen] = edge
+        for node in range(num_ranks):
+            for c in range(num_colours[graph]):
+                if edge_at[node, c] >= 0:
+                    colours[edge_at[node, c]] += c
+
+
+@njit(cache=True)
+def _flip(edge_at, src, dst, num_ranks, receiver, a, b):
     """Swap colours a and b on the alternating path that leaves `receiver` by a, so that a becomes free there."""
-    node, wanted, path = receiver, a, []
-    while wanted in edge_at[node]:
-        edge = edge_at[node][wanted]
-        path.append((edge, wanted))
-        u, v = ends[edge]
-        node, wanted = u if node == v else v, a ^ b ^ wanted
-    for edge, bit in path:
-        for node in ends[edge]:
-            del edge_at[node][bit]
-            free[node] |= bit
-    for edge, bit in path:
-        for node in ends[edge]:
-            edge_at[node][a ^ b ^ bit] = edge
-            free[node] &= ~(a ^ b ^ bit)
+    node, wanted, last = receiver, a, -1
+    while True:
+        # At each node of the path the edge that came gets the colour of the one that goes.
+        edge = edge_at[node, wanted]
+        edge_at[node, wanted], edge_at[node, a + b - wanted] = last, edge
+        if edge < 0:
+            return
+        node = src[edge] if node >= num_ranks else num_ranks + dst[edge]
+        wanted, last = a + b - wanted, edge
 
 
 def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks: int, first: int) -> np.ndarray:
@@ -73,7 +86,5 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
     num_rounds = np.max(degree, axis=0).reshape(num_stages, num_ranks).max(axis=1)
     rounds = (first + np.cumsum(num_rounds) - num_rounds)[stage]
     borders = np.searchsorted(stage, np.arange(num_stages + 1))
-    for s in np.flatnonzero(num_rounds > 1).tolist():
-        here = slice(borders[s], borders[s + 1])
-        rounds[here] += colour(src[here], dst[here], num_ranks)
+    _colour(src, dst, num_ranks, borders, num_rounds, rounds)
     return rounds[index]

@@ -46,7 +46,7 @@ def _carried(plan: Plan, programs: Programs, sent: Flows, index: np.ndarray) -> 
     Heads are KV heads for roles that hold keys and values, else query heads.
     """
     at, src, dst = sent.at[index], sent.src[index], sent.dst[index]
-    shares = np.array(plan.problem.heads.shares(plan.problem.topology.intra_sp), np.int64)
+    shares = np.array(plan.problem.heads.shares(plan.topology.intra_sp), np.int64)
     exchanged = programs.op[at] == Op.ALL_TO_ALL
     to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
     # An AllToAll moves the rows of the rank that has them at home, for the heads of the other one.

@@ -31,21 +31,23 @@ class Touches:
     end: np.ndarray
 
 
-_ACCESS = np.full((len(Op), 5), -1, np.int8)
+ACCESS = np.full((len(Op), 5), -1, np.int8)
+"""`Access` of each op's operands, -1 beyond the last one."""
 for _op, _operands in OPERANDS.items():
-    _ACCESS[_op, : len(_operands)] = _operands
+    ACCESS[_op, : len(_operands)] = _operands
 
 
-_NUM_OPERANDS = (_ACCESS >= 0).sum(axis=1)
+NUM_OPERANDS = (ACCESS >= 0).sum(axis=1)
+"""Operands of each op."""
 
 
 def touches(programs: Programs) -> Touches:
     """List what every instruction touches."""
-    num_operands = _NUM_OPERANDS[programs.op]
+    num_operands = NUM_OPERANDS[programs.op]
     at, operand = ranges(np.zeros_like(num_operands), num_operands)
     buffer = programs.buf.ravel()[at * programs.buf.shape[1] + operand].astype(np.int64)
     until = wait_of(programs)[at]
-    return Touches(at, buffer, _ACCESS[programs.op[at], operand], operand, at, np.where(until >= 0, until, at))
+    return Touches(at, buffer, ACCESS[programs.op[at], operand], operand, at, np.where(until >= 0, until, at))
 
 
 def wait_of(programs: Programs) -> np.ndarray:
@@ -115,7 +117,7 @@ def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
     """Messages of all AllToAlls, as `reshard` lays them out: int64 [4, n], the columns of `Flows`."""
     at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)[:, None]
     src = programs.rank[at]
-    intra = plan.problem.topology.intra_sp
+    intra = plan.topology.intra_sp
     dst = src - src % intra + np.arange(intra)
     to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
     shares = np.array(plan.problem.heads.shares(intra))

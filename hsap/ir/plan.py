@@ -13,7 +13,7 @@ from hsap.ir.block import Shards
 from hsap.ir.check import instance
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import mask_to_json
 from hsap.ir.precision import Precision
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
@@ -32,6 +32,7 @@ class Plan:
     int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row order.
     slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
     chart[mask][direction]: int64 [n, 6], a row per block (and head group), columns `Chart`.
+    own_topology: the shape that a whole-group planner runs all ranks at, where it isn't the problem's.
     """
 
     problem: Problem
@@ -44,6 +45,7 @@ class Plan:
     slices: tuple[np.ndarray, ...]
     programs: tuple[tuple[Programs, Programs], ...]
     chart: tuple[tuple[np.ndarray, np.ndarray], ...]
+    own_topology: Topology | None = None
     _hash: list = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -53,6 +55,11 @@ class Plan:
     @property
     def num_ranks(self) -> int:
         return self.problem.num_ranks
+
+    @property
+    def topology(self) -> Topology:
+        """The shape that the ranks run at, which says what a column and an InterSP rank are."""
+        return self.own_topology or self.problem.topology
 
     def rank_spans(self, rank: int) -> np.ndarray:
         """Token positions of a rank's local rows, in row order: span table int64 [n, 2]."""
@@ -67,7 +74,7 @@ class Plan:
     def area_per_column(self, mask: int = 0, direction: int = 0) -> np.ndarray:
         """Visible pairs that each InterSP rank computes: int64 [inter_sp]."""
         chart = self.chart[mask][direction]
-        work = np.zeros(self.problem.topology.inter_sp, np.int64)
+        work = np.zeros(self.topology.inter_sp, np.int64)
         np.add.at(work, chart[:, Chart.RANK], chart[:, Chart.AREA])
         return work
 
@@ -140,9 +147,7 @@ def problem_to_json(problem: Problem) -> dict:
     return {
         "lengths": list(problem.layout.lengths),
         "sequences": list(problem.layout.sequences),
-        "masks": [
-            [str(mask) if isinstance(mask, Mask) else [str(m) for m in mask], layers] for mask, layers in problem.masks
-        ],
+        "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
         "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
         "topology": str(problem.topology),
         "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
@@ -167,7 +172,8 @@ def problem_from_json(data: dict) -> Problem:
 
 
 def _header(plan: Plan) -> dict:
-    return {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
+    header = {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
+    return header if plan.own_topology is None else header | {"topology": str(plan.own_topology)}
 
 
 def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
@@ -247,4 +253,5 @@ def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
         tuple(slices),
         tuple(programs),
         tuple(charts),
+        Topology.parse(header["topology"]) if "topology" in header else None,
     )

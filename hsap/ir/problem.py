@@ -10,7 +10,7 @@ import numpy as np
 from hsap.ir.check import MAX_RANKS, instance, number, one_of, shown, whole
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask, mask_slices
+from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,13 @@ PRESETS = {
 }
 """Data-sheet figures (NVLink and network one way per GPU, dense bf16); `cpu-gloo` is one host, loopback."""
 
-Masks = Mask | tuple[Mask, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Source program of the compiler: a packed batch, its masks, heads, and the ranks to run on.
 
-    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask` or one per document, or their text.
+    masks: the model's distinct masks as (mask, num_layers); a mask is one `Mask`, its text, or a list of these with one
+    per document; see `Mask.of` for masks of a user's own. `parse_masks` reads them from one line.
     max_tokens_per_rank: capacity that no rank's shard may exceed (None: no limit but what the planner chooses).
     arena_multiple: communication buffer of a rank in units of its largest shard's q tensor (None: what the plan needs).
     wire_dtype: dtype of partial outputs and gradients on the network (None: the dtype of q).
@@ -127,11 +126,7 @@ class Problem:
             instance(f"problem: {name}", getattr(self, name), kind, f"a {kind.__name__}")
         object.__setattr__(self, "masks", _as_pairs(self.masks))
         for mask, _ in self.masks:
-            if not isinstance(mask, Mask) and len(mask) != self.layout.num_documents:
-                raise ValueError(
-                    f"problem: {len(mask)} masks for {self.layout.num_documents} documents; give one mask, or one per "
-                    "document"
-                )
+            _check_documents(mask, self.layout)
         if self.max_tokens_per_rank is not None:
             limit = whole("problem: max_tokens_per_rank (None for no limit)", self.max_tokens_per_rank)
             object.__setattr__(self, "max_tokens_per_rank", limit)
@@ -176,14 +171,24 @@ def _as_pairs(masks: object) -> tuple[tuple[Masks, int], ...]:
             f"problem: masks is {shown(masks)}; give (mask, num_layers) pairs, at least one, as in "
             "(('causal', 24), ('window:4096', 8)); a mask is a Mask, its text, or a list of these, one per document"
         )
-    return tuple((_as_masks(mask), whole("problem: num_layers of a mask", layers)) for mask, layers in masks)
+    return tuple((mask_from_json(mask), whole("problem: num_layers of a mask", layers)) for mask, layers in masks)
 
 
 def _is_pair(pair: object) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Mask | str | list | tuple)
 
 
-def _as_masks(mask: object) -> Masks:
-    if isinstance(mask, list | tuple):
-        return tuple(m if isinstance(m, Mask) else Mask.parse(m) for m in mask)
-    return mask if isinstance(mask, Mask) else Mask.parse(mask)
+def _check_documents(masks: Masks, layout: Layout) -> None:
+    """Refuse masks that aren't made for the layout's documents."""
+    if isinstance(masks, Mask):
+        return
+    if len(masks) != layout.num_documents:
+        raise ValueError(
+            f"problem: {len(masks)} masks for {layout.num_documents} documents; give one mask, or one per document"
+        )
+    for document, (mask, length) in enumerate(zip(masks, layout.lengths, strict=True)):
+        if isinstance(mask, SliceMask) and mask.num_tokens != length:
+            raise ValueError(
+                f"problem: document {document} has {length} tokens, its mask {mask.name} is for {mask.num_tokens}; "
+                "make masks by Mask.of for the layout that they are used with"
+            )

@@ -28,13 +28,17 @@ def read_plan(text: str) -> Plan:
     planner = lines.json(str, "a JSON string")
     lines.current.word("options")
     options = lines.json(dict, "a JSON object")
+    own = _own_topology(lines)
     problem = _problem(lines)
+    topology = own or problem.topology
+    if topology.num_ranks != problem.num_ranks:
+        raise ValueError(f"topology {own}: the problem has {problem.num_ranks} ranks, so must the shape they run at")
     shards = lines.table("shard", _shard)
     spans = _spans(lines)
     columns = lines.table("column", _row_range)
     ranks = lines.table("rank", _row_range)
-    if (len(columns), len(ranks)) != (problem.topology.inter_sp, problem.num_ranks):
-        raise lines.current.fail(f"{problem.topology.inter_sp} columns and {problem.num_ranks} ranks before this line")
+    if (len(columns), len(ranks)) != (topology.inter_sp, problem.num_ranks):
+        raise lines.current.fail(f"{topology.inter_sp} columns and {problem.num_ranks} ranks before this line")
     slices, programs, charts = [], [], []
     for mask in range(len(problem.masks)):
         lines.current.word("mask")
@@ -45,7 +49,7 @@ def read_plan(text: str) -> Plan:
         for direction in DIRECTIONS:
             lines.current.word("direction", direction)
             lines.done()
-            pair.append((_array(lines.table("block", _block), 6), _programs(lines, problem)))
+            pair.append((_array(lines.table("block", _block), 6), _programs(lines, problem, topology.intra_sp)))
         charts.append(tuple(chart for chart, _ in pair))
         programs.append(tuple(streams for _, streams in pair))
     if lines.current.peek():
@@ -65,6 +69,7 @@ def read_plan(text: str) -> Plan:
         tuple(slices),
         tuple(programs),
         tuple(charts),
+        own,
     )
 
 
@@ -115,6 +120,21 @@ class _Lines:
             raise line.fail(expected)
         self.current = self._next()
         return value
+
+
+def _own_topology(lines: _Lines) -> Topology | None:
+    """Read the shape that the ranks run at, which is there only where it isn't the problem's."""
+    if not lines.starts("topology"):
+        return None
+    line = lines.current
+    line.word("topology")
+    inter_sp, intra_sp = line.integers("NxN", "a shape, as in 4x2", 32)
+    try:
+        topology = Topology(inter_sp, intra_sp)
+    except ValueError as error:
+        raise ValueError(f"line {line.number}: {error}") from None
+    lines.done()
+    return topology
 
 
 def _problem(lines: _Lines) -> Problem:
@@ -194,7 +214,7 @@ def _block(line: Words, count: int) -> list[int]:
     return out
 
 
-def _programs(lines: _Lines, problem: Problem) -> Programs:
+def _programs(lines: _Lines, problem: Problem, intra_sp: int) -> Programs:
     """Read the streams of all ranks for one mask and direction."""
     buffers: list[list[int]] = []
     code: list[list[int]] = []
@@ -208,7 +228,7 @@ def _programs(lines: _Lines, problem: Problem) -> Programs:
             lines.current.place(f"b{len(buffers) - buffer_offsets[-1]}", "buffer")
             buffers.append(_buffer(lines.current))
             lines.done()
-        share, stage = whole_share(problem, rank), None
+        share, stage = whole_share(problem.heads, intra_sp, rank), None
         while lines.current.peek().startswith("#") or lines.starts("stage"):
             line = lines.current
             if line.skip("stage"):

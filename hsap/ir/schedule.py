@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards
+from hsap.ir.problem import Topology
 from hsap.ir.program import Role
 
 
@@ -49,8 +50,11 @@ class Schedule:
     """Where and when the blocks of one mask and direction are computed, one entry per block and head group.
 
     blocks: the mask's blocks. block, group, rank, stage: int64 [num_entries]; rank is an InterSP rank, stage >= 0.
-    transfers: input transfers that the planner routes itself (a ring forwards KV); every other need is met by a direct
-    transfer from the home rank in the stage before first use, and partial results go home in the stage after the last.
+    transfers: what the planner routes itself, all rows of a role or none. Of an input (a ring forwards KV): where each
+    rank gets it, once. Of an output: where each rank's partial result leaves it, once, after the stages that add to it;
+    on the way home it is folded into the partial result of the rank it goes to, which that rank sends on in a later
+    stage. Every other need is met by a direct transfer from the home rank in the stage before first use, and other
+    partial results go home in the stage after the last.
     """
 
     blocks: Blocks
@@ -71,13 +75,17 @@ class Schedule:
 class Strategy:
     """A planner's whole choice: homes of all tokens, and a schedule per mask for each direction.
 
-    num_groups: head groups that a column's KV heads are cut into.
+    num_groups: head groups that a column's KV heads are cut into. relay: let the compiler send what it routes itself
+    across each node border once (`hsap.compiler.relay`). topology: the shape that a whole-group planner chose for all
+    ranks of the problem; its ranks and shares of heads are then this shape's (None: the problem's).
     """
 
     shards: Shards
     forward: tuple[Schedule, ...]
     backward: tuple[Schedule, ...]
     num_groups: int = 1
+    relay: bool = False
+    topology: Topology | None = None
 
 
 class Chart(IntEnum):

@@ -12,6 +12,7 @@ rectangle, so that equal sets of pairs have equal numbers.
 
 from __future__ import annotations
 
+import itertools
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -121,32 +122,100 @@ def cut(table: np.ndarray, q_spans: np.ndarray, k_spans: np.ndarray) -> tuple[np
     return pieces, q_index[strip[kept]], k_index[kept]
 
 
-def square(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Decompose canonical FULL and CAUSAL slices into full rectangles and causal squares.
+def mirror(table: np.ndarray) -> np.ndarray:
+    """Turn slices round: position p becomes -1 - p, for queries and keys; what was cut above is cut below."""
+    return -table[:, [Q1, Q0, K1, K0, HI, LO]]
 
-    For kernels that know `full` and `causal` with as many rows as columns and nothing else. Returns (pieces [m, 6]
-    canonical, index of the slice each comes from [m]); at most three pieces a slice, disjoint, same pairs. Slices that
-    are cut below the diagonal come back whole: a kernel must do them by a dense mask or refuse.
+
+def squares(table: np.ndarray, narrow: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Decompose canonical slices into full rectangles, causal squares and inverse causal squares.
+
+    For kernels that know `full` and `causal` with as many rows as columns and nothing else: an inverse causal square is
+    a causal one with rows and columns turned round. Returns (pieces [m, 6] canonical, index of the slice each comes
+    from [m], ascending); disjoint, same pairs. At most three pieces a slice, but a band is first cut into strips of
+    rows as tall as it is wide. Bands of fewer than `narrow` diagonals would be crumbs and come back whole.
     """
-    q0, q1, k0, k1, lo, hi = table.T
     kind = kinds(table)
-    causal = kind == Kind.CAUSAL
-    whole = np.flatnonzero(~causal)
-    index = np.flatnonzero(causal)
-    q0, q1, k0, k1, hi = q0[index], q1[index], k0[index], k1[index], hi[index]
+    narrow_band = (kind == Kind.BAND) & (table[:, HI] - table[:, LO] + 1 < narrow)
+    whole = np.flatnonzero(narrow_band | (kind == Kind.FULL))
+    one_sided = np.flatnonzero((kind == Kind.CAUSAL) | (kind == Kind.INV_CAUSAL))
+    halves, source = _halves(table, np.flatnonzero((kind == Kind.BAND) & ~narrow_band))
+    sided, source = np.concatenate([table[one_sided], halves]), np.concatenate([one_sided, source])
+    below = kinds(sided) == Kind.INV_CAUSAL
+    upper, lower = np.flatnonzero(~below), np.flatnonzero(below)
+    parts = [table[whole], *_causal_squares(sided[upper]), *map(mirror, _causal_squares(mirror(sided[lower])))]
+    pieces, kept = shrink(np.concatenate(parts))
+    origin = np.concatenate([whole, *[source[upper]] * 3, *[source[lower]] * 3])[kept]
+    order = np.argsort(origin, kind="stable")
+    return pieces[order], origin[order]
+
+
+def _causal_squares(table: np.ndarray) -> list[np.ndarray]:
+    """Cut causal slices in three, each table [n, 6] and not canonical: full, causal square, full."""
+    q0, q1, k0, k1, _, hi = table.T
     # Keys [k0, split) are visible to every row; keys [split, k1) form a square on the first rows, full below it.
-    split = q0 + hi
+    split = np.minimum(q0 + hi, k1)
     corner = q0 + (k1 - split)
     open_lo, open_hi = np.full_like(q0, -UNBOUNDED), np.full_like(q0, UNBOUNDED)
-    parts = [
+    return [
         np.stack([q0, q1, k0, split, open_lo, open_hi], axis=1),
         np.stack([q0, corner, split, k1, open_lo, hi], axis=1),
         np.stack([corner, q1, split, k1, open_lo, open_hi], axis=1),
     ]
-    pieces, kept = shrink(np.concatenate([table[whole], *parts]))
-    origin = np.concatenate([whole, index, index, index])[kept]
-    order = np.argsort(origin, kind="stable")
-    return pieces[order], origin[order]
+
+
+def _halves(table: np.ndarray, bands: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut bands into strips, and each strip behind what its first row sees: no half is cut on both sides.
+
+    bands: indices into the table. Returns (halves [m, 6] canonical, index of the slice each comes from [m]).
+    """
+    pieces, owner = strips(table[bands], table[bands, HI] - table[bands, LO] + 1)
+    split = pieces[:, Q0] + pieces[:, HI] + 1
+    left, right = pieces.copy(), pieces.copy()
+    left[:, K1], right[:, K0] = split, split
+    halves, kept = shrink(np.concatenate([left, right]))
+    return halves, np.concatenate([bands[owner]] * 2)[kept]
+
+
+def strips(table: np.ndarray, height: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut canonical slices into strips of at most `height` rows each: (canonical [m, 6], index of the slice [m])."""
+    rows = table[:, Q1] - table[:, Q0]
+    owner, strip = ranges(np.zeros_like(rows), -(-rows // height))
+    pieces = table[owner]
+    pieces[:, Q0] += strip * height[owner]
+    pieces[:, Q1] = np.minimum(pieces[:, Q0] + height[owner], pieces[:, Q1])
+    return shrink(pieces)[0], owner
+
+
+OVERLAPS_AT_ONCE = 1 << 18
+"""Pairs of slices that `overlap` looks at together: 12 MiB for each table of them."""
+
+
+def overlap(table: np.ndarray) -> tuple[int, int] | None:
+    """Find two canonical slices that make the same pair visible: their indices, the smaller first, or None."""
+    _, order, stop = min((_later_starts(table, *side) for side in ((Q0, Q1), (K0, K1))), key=lambda side: side[0])
+    first = np.arange(1, len(table) + 1)
+    total = np.concatenate([[0], np.cumsum(stop - first)])
+    edges = np.searchsorted(total, np.arange(0, total[-1] + OVERLAPS_AT_ONCE, OVERLAPS_AT_ONCE))
+    for lo, hi in itertools.pairwise(edges.tolist()):
+        owner, other = ranges(first[lo:hi], stop[lo:hi])
+        a, b = order[lo + owner], order[other]
+        both = np.where([[True], [False]] * 3, np.maximum(table[a].T, table[b].T), np.minimum(table[a].T, table[b].T))
+        kept = shrink(both.T)[1]
+        if len(kept):
+            i, j = int(a[kept[0]]), int(b[kept[0]])
+            return min(i, j), max(i, j)
+    return None
+
+
+def _later_starts(table: np.ndarray, start: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Order slices by where they start on one side; each may overlap those up to the last that starts before it ends.
+
+    Returns (number of pairs that leaves, order [n], stop [n]): slice order[i] may overlap order[i + 1 : stop[i]].
+    """
+    order = np.argsort(table[:, start], kind="stable")
+    stop = np.searchsorted(table[order, start], table[order, end])
+    return int(stop.sum()) - len(table) * (len(table) + 1) // 2, order, stop
 
 
 def dense(table: np.ndarray, num_tokens: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-from hsap.ir.problem import Problem
+from hsap.ir.heads import HeadShape
 from hsap.ir.program import NONE, Buffers, Op, Role, Space
 
 HEADER = "hsap-plan-text 1"
@@ -125,10 +125,9 @@ class Words:
             raise self.fail("the end of the line")
 
 
-def whole_share(problem: Problem, rank: int) -> list[int]:
+def whole_share(heads: HeadShape, intra_sp: int, rank: int) -> list[int]:
     """Heads of a rank's whole share, numbered within it, as in `Programs.heads`."""
-    intra = problem.topology.intra_sp
-    share = problem.heads.shares(intra)[rank % intra]
+    share = heads.shares(intra_sp)[rank % intra_sp]
     return [0, share.q_count, 0, share.kv_count]
 
 

@@ -23,7 +23,8 @@ def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) ->
     to the mask's area. imbalance: max / mean, None where there is nothing. Bytes are what instructions carry, rows and
     statistics in wire_dtype's width where they are partial results; `once_per_node_bytes` says what counts once per
     node. With several masks areas, bytes and times are means weighted by layers, peaks and stages the largest, and
-    `per_mask` has each mask's own.
+    `per_mask` has each mask's own. own_topology is there where the planner runs the ranks at another shape than the
+    problem's.
     """
     layers = np.array([count for _, count in plan.problem.masks])
     masks = [_mask(plan, mask) for mask in range(len(layers))]
@@ -50,6 +51,8 @@ def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) ->
             name: _plain(np.average([part[name] for part in parts], weights=layers)) for name in parts[0]
         } | {"peak_buffer_bytes_per_rank": max(part["peak_buffer_bytes_per_rank"] for part in parts)}
     out["wire_dtype"] = plan.precision.wire
+    if plan.own_topology is not None:
+        out["own_topology"] = str(plan.own_topology)
     if len(masks) > 1:
         out["per_mask"] = masks
     return out
@@ -63,7 +66,7 @@ def _mask(plan: Plan, mask: int) -> dict:
     stages = max(int(chart[:, Chart.STAGE].max(initial=-1)) + 1 for chart in plan.chart[mask])
     named, layers = plan.problem.masks[mask]
     out = {
-        "mask": str(named) if isinstance(named, Mask) else [str(each) for each in named],
+        "mask": str(named) if isinstance(named, Mask) else sorted({str(each) for each in named}),
         "layers": layers,
         "area_per_rank": [_plain(a) for a in pairs / heads],
         "area_imbalance": _imbalance(pairs),

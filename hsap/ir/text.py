@@ -2,6 +2,7 @@
 
     hsap-plan-text 1
     planner "ring"
+    topology 1x2                    only where the planner runs the ranks at another shape than the problem's
     problem lengths [7, 5]          one line for each part of the problem, as JSON
     shard 0 home 0 [0,6)            token positions of each shard
     spans 0 [0,6) [6,12)            the span table, from entry 0 on
@@ -45,6 +46,8 @@ def print_plan(plan: Plan) -> str:
     """Print a plan; `parse` gives it back with the same content hash."""
     lines = [HEADER, f"; content hash {plan.hash}", f"planner {json.dumps(plan.planner)}"]
     lines.append(f"options {json.dumps(plan.options)}")
+    if plan.own_topology is not None:
+        lines.append(f"topology {plan.own_topology}")
     lines += [f"problem {name} {json.dumps(value)}" for name, value in problem_to_json(plan.problem).items()]
     lines += _placement(plan)
     for mask in range(len(plan.slices)):
@@ -79,7 +82,7 @@ def stream_lines(plan: Plan, mask: int, direction: int, rank: int) -> list[str]:
     first_buffer, stop_buffer = (int(i) for i in programs.buffers.offsets[rank : rank + 2])
     lines = [f"stream rank {rank}"]
     lines += [f"b{i - first_buffer} {_buffer(plan, programs.buffers, i)}" for i in range(first_buffer, stop_buffer)]
-    share = whole_share(plan.problem, rank)
+    share = whole_share(plan.problem.heads, plan.topology.intra_sp, rank)
     stage = None
     for i in range(lo, hi):
         if stage != int(programs.stage[i]):

@@ -1,7 +1,7 @@
 """Planners: every published strategy as one small file that only chooses where and when blocks are computed.
 
 A planner is a function of a problem (and options) that returns a `Strategy` for the `topology.inter_sp` ranks of one
-intra column. `PLANNERS` is the whole list.
+intra column; one that plans the whole group may choose another shape for all its ranks. `PLANNERS` is the whole list.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from hsap.planners.zigzag import zigzag
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """An entry of the table. plan: the function. paper: where it is from. summary: one line for people."""
+    """An entry of the table. plan: the function. paper: where it is from. summary: one line for people.
+
+    whole_group: it plans all inter × intra ranks and may give them another shape, `Strategy.topology`.
+    """
 
     plan: Callable[..., Strategy]
     paper: str
     summary: str
+    whole_group: bool = False
 
 
 PLANNERS: dict[str, Planner] = {
@@ -47,7 +51,9 @@ def find(name: str) -> Planner:
 def run(name: str, problem: Problem, options: dict) -> Strategy:
     """Let a planner choose; ValueError where `check_options` finds one."""
     check_options(name, options)
-    return find(name).plan(problem, **options)
+    strategy = find(name).plan(problem, **options)
+    assert strategy.topology is None or find(name).whole_group, f"planner {name} must say that it plans whole groups"
+    return strategy
 
 
 def options_of(name: str) -> dict[str, object]:

@@ -53,7 +53,7 @@ class Decoder:
         self.kernel, self.precision, self.device = kernel, precision, device
         self.starts = row_starts(plan.spans)
         self.scale = plan.problem.heads.head_dim**-0.5
-        intra = plan.problem.topology.intra_sp
+        intra = plan.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
         self.joined: dict[int, list[Instruction]] = {}
 
@@ -232,7 +232,7 @@ class Decoder:
 
     def _all_to_all(self, instruction: Instruction) -> Step:
         problem = self.plan.problem
-        intra = problem.topology.intra_sp
+        intra = self.plan.topology.intra_sp
         first = self.rank - self.rank % intra
         tokens = self.plan.tokens_per_rank[first : first + intra].tolist()
         to_column = self.buffers.space[instruction.buf[1]] != Space.OUTPUT

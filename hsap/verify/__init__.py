@@ -9,11 +9,9 @@ from __future__ import annotations
 from hsap.ir.check import instance
 from hsap.ir.listing import Listing
 from hsap.ir.plan import Plan
-from hsap.verify import dataflow, memory, progress, structure
 from hsap.verify.listing import check_listing
 from hsap.verify.placement import check_plan
 from hsap.verify.report import Fault, Report
-from hsap.verify.stream import Stream, apply
 
 __all__ = ["Fault", "Report", "verify"]
 
@@ -30,21 +28,9 @@ def verify(plan: Plan | Listing) -> Report:
     if isinstance(plan, Listing):
         return Report(plan, tuple(check_listing(plan)))
     faults = check_plan(instance("verify: plan", plan, Plan, "an hsap.Plan or a Listing"))
-    if faults:
-        return Report(plan, tuple(faults))
-    for mask in range(len(plan.programs)):
-        for stream in Stream.both(plan, mask):
-            faults += _check_stream(stream)
+    if not faults:
+        # The rules' loops bring numba, which takes longer to import than all else that a command line needs.
+        from hsap.verify.rules import check_programs
+
+        faults = check_programs(plan)
     return Report(plan, tuple(faults))
-
-
-def _check_stream(stream: Stream) -> list[Fault]:
-    for stage, rules in enumerate(structure.STAGES):
-        faults = apply("structure", rules, stream)
-        if faults:
-            return faults
-        if stage == structure.OPERANDS_STAGE:
-            stream = stream.with_touches()
-    faults = apply("progress", progress.RULES, stream)
-    faults += apply("dataflow", dataflow.RULES, stream)
-    return faults + apply("memory", memory.RULES, stream)

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
 
+from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import area, cut
-from hsap.verify.fingerprint import PairWeights, prefix, random_weights
+from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
+from hsap.verify.fingerprint import PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
-from hsap.verify.structure import distinct_ranges, share_table
+from hsap.verify.structure import distinct_ranges
+
+_ROLES = np.arange(-1, len(Role) - 1)
+_IS_KV, _IS_PARTIAL = np.isin(_ROLES, KV_ROLES), np.isin(_ROLES, PARTIAL_ROLES)
+"""Tables over all roles, to be indexed by role + 1."""
 
 
 def pairs(s: Stream) -> Iterator[Found]:
@@ -76,6 +83,36 @@ def _attending(s: Stream, slice_index: int) -> int | None:
 
 def blocks(s: Stream) -> Iterator[Found]:
     """Every slice is attended once for every query head, over all ranks together."""
+    heads = random_sums(s.plan.problem.heads.num_q_heads)
+    if not _all_attended(s.code, s.shares, heads, len(s.slices)):
+        yield from _unattended(s)
+
+
+@njit(cache=True)
+def _all_attended(code, shares, heads, num_slices):
+    """Whether every block is attended for every query head once, by number and by random sum as for pairs.
+
+    heads: sums of random weights before each query head. Needs `structure.attended`.
+    """
+    stop_at, count = np.zeros(num_slices, np.int64), np.zeros(num_slices, np.int64)
+    weight = np.zeros(num_slices, np.uint64)
+    for i in range(code.shape[1]):
+        if (code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD) and code[HEADS + 1, i] > 0:
+            block = code[SLICES, i]
+            low = code[HEADS, i] + shares[code[RANK, i] % len(shares), 0]
+            stop_at[block] = code[SLICES + 1, i]
+            count[block] += code[HEADS + 1, i]
+            weight[block] += heads[low + code[HEADS + 1, i]] - heads[low]
+    block = 0
+    while block < num_slices:
+        if count[block] != len(heads) - 1 or weight[block] != heads[-1]:
+            return False
+        block = stop_at[block]
+    return True
+
+
+def _unattended(s: Stream) -> Iterator[Found]:
+    """Say which slices aren't attended, or for which heads not once."""
     p, problem = s.programs, s.plan.problem
     index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
     index = index[p.heads[index, 1] > 0]
@@ -87,7 +124,7 @@ def blocks(s: Stream) -> Iterator[Found]:
         missing = int(borders[gaps[0]])
         yield Found(f"slice {missing}, {_show(s.slices[missing])}, is attended by no rank")
         return
-    low = p.heads[index, 0] + share_table(s)[s.rank[index] % problem.topology.intra_sp, 0]
+    low = p.heads[index, 0] + s.shares[s.rank[index] % s.plan.topology.intra_sp, 0]
     order = np.argsort(which * (problem.heads.num_q_heads + 1) + low, kind="stable")
     index, which, low = index[order], which[order], low[order]
     high = low + p.heads[index, 1]
@@ -104,75 +141,94 @@ def blocks(s: Stream) -> Iterator[Found]:
 
 
 def _span(s: Stream, i: int) -> tuple[int, int]:
-    first = int(s.programs.heads[i, 0] + share_table(s)[s.rank[i] % s.plan.problem.topology.intra_sp, 0])
+    first = int(s.programs.heads[i, 0] + s.shares[s.rank[i] % s.plan.topology.intra_sp, 0])
     return first, first + int(s.programs.heads[i, 1])
-
-
-class _Cover:
-    """Checks that rectangles of spans × heads fill each buffer once, by area and by a random sum as for pairs."""
-
-    def __init__(self, s: Stream) -> None:
-        self.s = s
-        heads = s.plan.problem.heads
-        self.spans = prefix(random_weights(len(s.plan.spans)))
-        self.heads = prefix(random_weights(max(heads.num_q_heads, heads.num_kv_heads)))
-        b = s.buffers
-        self.whole = self._weigh(np.maximum(b.rows, 0), b.heads, b.role)
-
-    def _weigh(self, rows, heads, role) -> tuple[np.ndarray, np.ndarray]:
-        """Weight and area of rectangles, both modulo 2^64: uint64 [n] and int64 [n]."""
-        is_kv = np.isin(role, KV_ROLES)
-        first = np.where(is_kv, heads[:, 2], heads[:, 0]).astype(np.int64)
-        count = np.where(is_kv, heads[:, 3], heads[:, 1]).astype(np.int64)
-        weight = (self.spans[rows[:, 1]] - self.spans[rows[:, 0]]) * (self.heads[first + count] - self.heads[first])
-        return weight, (rows[:, 1].astype(np.int64) - rows[:, 0]) * count
-
-    def broken(self, chosen: np.ndarray, buffers: np.ndarray) -> np.ndarray:
-        """Give those of `buffers` that the chosen touches don't fill exactly. chosen: indices of touches."""
-        s, b = self.s, self.s.buffers
-        at_, buffer = s.touched.at[chosen], s.touched.buffer[chosen]
-        # An AllToAll takes or fills the whole buffer; its `rows` are the column's.
-        whole = s.programs.op[at_] == Op.ALL_TO_ALL
-        rows, heads = s.programs.rows.take(at_, axis=0), s.programs.heads.take(at_, axis=0)
-        rows[whole], heads[whole] = b.rows[buffer[whole]], b.heads[buffer[whole]]
-        wrong = np.zeros(len(buffers), bool)
-        for whole_sum, part in zip(self.whole, self._weigh(rows, heads, b.role[buffer])):
-            total = np.zeros_like(whole_sum)
-            np.add.at(total, buffer, part)
-            wrong |= total[buffers] != whole_sum[buffers]
-        return buffers[wrong]
 
 
 def moved_once(s: Stream) -> Iterator[Found]:
     """What is written is written once and wholly; partial results are taken out once and wholly."""
-    b, t = s.buffers, s.touched
-    touched = np.zeros(len(b), bool)
-    touched[t.buffer] = True
-    scratch, cover = b.role == Role.NONE, _Cover(s)
-    writes = np.flatnonzero((t.access == Access.WRITE) & ~scratch[t.buffer])
-    must = touched | (b.space == Space.KEPT) | (b.space == Space.OUTPUT)
-    must &= (b.space != Space.INPUT) & ~b.acc & ~scratch
-    bad = cover.broken(writes, np.flatnonzero(must))
-    yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} isn't written exactly once in all its rows and heads")
-    partial = np.isin(b.role, PARTIAL_ROLES) & (b.space == Space.ARENA)
-    reads = np.flatnonzero((t.access == Access.READ) & partial[t.buffer])
-    bad = cover.broken(reads, np.flatnonzero(partial & touched))
+    heads = s.plan.problem.heads
+    spans = random_sums(len(s.plan.spans))
+    why = _unfilled(s.code, s.held, spans, random_sums(max(heads.num_q_heads, heads.num_kv_heads)),
+                    s.last, NUM_OPERANDS, ACCESS, _IS_KV, _IS_PARTIAL)  # fmt: skip
+    if not why.any():
+        return
+    say = "{} isn't written exactly once in all its rows and heads"
+    yield from at_buffers(s, np.flatnonzero(why & 1), lambda i: say.format(s.describe(i)))
     say = "{} holds a partial result that isn't passed on exactly once in all its rows and heads"
-    yield from at_buffers(s, bad, lambda i: say.format(s.describe(i)))
+    yield from at_buffers(s, np.flatnonzero(why & 2), lambda i: say.format(s.describe(i)))
+
+
+@njit(cache=True)
+def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial):
+    """Buffers that moves don't fill or empty exactly once: uint8 [n], 1 not written, 2 not passed on.
+
+    Rectangles of spans × heads fill a buffer once if their areas and their random sums add up to its own, as for pairs.
+    spans, heads: sums of random weights before each. Needs all of `structure`.
+    """
+    num_buffers = held.shape[1]
+    weights, areas = np.zeros((2, num_buffers), np.uint64), np.zeros((2, num_buffers), np.int64)
+    for i in range(code.shape[1]):
+        op = code[OP, i]
+        for k in range(num_operands[op]):
+            buffer = code[BUF + k, i]
+            role, passed_on = held[ROLE, buffer], access[op, k] == Access.READ
+            if role == Role.NONE or access[op, k] == Access.ADD:
+                continue
+            if passed_on and not (is_partial[role + 1] and held[SPACE, buffer] == Space.ARENA):
+                continue
+            # An AllToAll takes or fills the whole buffer; its `rows` are the column's.
+            whole = op == Op.ALL_TO_ALL
+            weight, area = _rectangle(held if whole else code, buffer if whole else i, spans, heads, is_kv[role + 1])
+            weights[int(passed_on), buffer] += weight
+            areas[int(passed_on), buffer] += area
+    why = np.zeros(num_buffers, np.uint8)
+    for b in range(num_buffers):
+        role, space = held[ROLE, b], held[SPACE, b]
+        if role == Role.NONE:
+            continue
+        touched = last[b] >= 0
+        weight, area = _rectangle(held, b, spans, heads, is_kv[role + 1])
+        must = (touched or space == Space.KEPT or space == Space.OUTPUT) and space != Space.INPUT and not held[ACC, b]
+        if must and (weights[0, b] != weight or areas[0, b] != area):
+            why[b] |= 1
+        must = touched and is_partial[role + 1] and space == Space.ARENA
+        if must and (weights[1, b] != weight or areas[1, b] != area):
+            why[b] |= 2
+    return why
+
+
+@njit(cache=True)
+def _rectangle(table, i, spans, heads, kv):
+    """Weight, modulo 2^64, and area of the rows and (query or KV) heads of an instruction or a buffer."""
+    side = HEADS + 2 if kv else HEADS
+    first, count = table[side, i], table[side + 1, i]
+    start, stop = table[ROWS, i], table[ROWS + 1, i]
+    return (spans[stop] - spans[start]) * (heads[first + count] - heads[first]), (stop - start) * count
 
 
 def in_time(s: Stream) -> Iterator[Found]:
     """Nothing is read before it is complete, nor changed after it is read or while it is on its way."""
-    b, t, n = s.buffers, s.touched, len(s.programs)
-    is_read = t.access == Access.READ
-    done, read = np.full(len(b), -1), np.full(len(b), n)
-    np.maximum.at(done, t.buffer[~is_read], t.end[~is_read])
-    np.minimum.at(read, t.buffer[is_read], t.begin[is_read])
-    early = np.flatnonzero(is_read & (t.begin <= done[t.buffer]))
+    i, operand, done = _early(s.code, s.held.shape[1], s.until, NUM_OPERANDS, ACCESS)
     # Shown at the read, or at the change if that comes later and is all there is to blame.
-    for i in early[:1].tolist():
-        say = f"{Op(s.programs.op[t.at[i]]).name} reads {s.describe(t.buffer[i])} before its last change is over"
-        yield Found(f"{say} (instruction {_local(s, int(done[t.buffer[i]]))})", int(t.at[i]))
+    if operand >= 0:
+        say = f"{Op(s.programs.op[i]).name} reads {s.describe(s.code[BUF + operand, i])} before its last change is over"
+        yield Found(f"{say} (instruction {_local(s, done)})", i)
+
+
+@njit(cache=True)
+def _early(code, num_buffers, until, num_operands, access):
+    """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so."""
+    done = np.full(num_buffers, -1)
+    for i in range(code.shape[1]):
+        for k in range(num_operands[code[OP, i]]):
+            if access[code[OP, i], k] != Access.READ:
+                done[code[BUF + k, i]] = max(done[code[BUF + k, i]], until[i])
+    for i in range(code.shape[1]):
+        for k in range(num_operands[code[OP, i]]):
+            if access[code[OP, i], k] == Access.READ and i <= done[code[BUF + k, i]]:
+                return i, k, done[code[BUF + k, i]]
+    return 0, -1, -1
 
 
 def _local(s: Stream, index: int) -> int:

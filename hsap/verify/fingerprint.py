@@ -14,6 +14,7 @@ a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
 
@@ -21,24 +22,42 @@ GAP = 16
 """Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
 
 
-def random_weights(count: int) -> np.ndarray:
-    """Uniform weights in Z/2^64: uint64 [count]; the generator is seeded afresh by the operating system."""
-    return np.random.default_rng().integers(0, 1 << 64, count, np.uint64)
+def random_sums(count: int) -> np.ndarray:
+    """Sums of the first i of `count` uniform weights in Z/2^64, modulo 2^64: uint64 [count + 1].
+
+    The generator is seeded afresh by the operating system.
+    """
+    return _random_sums(np.random.SeedSequence().generate_state(4, np.uint64), count)
 
 
-def prefix(weights: np.ndarray) -> np.ndarray:
-    """Sums of the first i weights, modulo 2^64: uint64 [n + 1]."""
-    out = np.zeros(len(weights) + 1, np.uint64)
-    np.cumsum(weights, out=out[1:])
-    return out
+@njit(cache=True)
+def _random_sums(state, count):
+    """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero."""
+    sums = np.empty(count + 1, np.uint64)
+    sums[0] = 0
+    s0, s1, s2, s3 = state
+    for i in range(count):
+        sums[i + 1] = sums[i] + _rotate(s0 + s3, np.uint64(23)) + s0
+        carried = s1 << np.uint64(17)
+        s2 ^= s0
+        s3 ^= s1
+        s1 ^= s2
+        s0 ^= s3
+        s2 ^= carried
+        s3 = _rotate(s3, np.uint64(45))
+    return sums
+
+
+@njit(cache=True)
+def _rotate(x, by):
+    return (x << by) | (x >> (np.uint64(64) - by))
 
 
 class PairWeights:
     """Weights of all (q, k) pairs, able to sum over slices that cut along the diagonals of a mask's own slices."""
 
     def __init__(self, num_tokens: int, mask: np.ndarray) -> None:
-        self.a = random_weights(num_tokens)
-        self.sum_a, self.sum_b = prefix(self.a), prefix(random_weights(num_tokens))
+        self.sum_a, self.sum_b = random_sums(num_tokens), random_sums(num_tokens)
         self.num_tokens = num_tokens
         self._walk(np.concatenate(diagonals(mask)))
 
@@ -58,11 +77,7 @@ class PairWeights:
             runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
         self.runs = runs
         self.starts = np.cumsum(np.r_[0, runs[:, 2] - runs[:, 1]])
-        self.sums = np.zeros(self.starts[-1] + 1, np.uint64)
-        for (e, first, stop), start in zip(runs.tolist(), self.starts.tolist()):
-            terms = self.sums[start + 1 : start + 1 + stop - first]
-            np.multiply(self.a[first:stop], self.sum_b[first + e : stop + e], out=terms)
-        np.cumsum(self.sums, out=self.sums)
+        self.sums = _run_sums(runs, int(self.starts[-1]), self.sum_a, self.sum_b)
 
     def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
         """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
@@ -90,6 +105,22 @@ class PairWeights:
         upper += self.sum_b[k1] * (self.sum_a[q1] - self.sum_a[bend_hi])
         lower += self.sum_b[k0] * (self.sum_a[bend_lo] - self.sum_a[q0])
         return upper - lower, known_upper & known_lower
+
+
+@njit(cache=True)
+def _run_sums(runs, num_terms, sum_a, sum_b):
+    """Sums of the first i terms a(q) B(q + e) of all runs one after another: uint64 [num_terms + 1].
+
+    Every q and q + e must be in range. runs: int64 [n, 3], rows (e, first, stop).
+    """
+    sums = np.empty(num_terms + 1, np.uint64)
+    sums[0] = 0
+    term = 0
+    for e, first, stop in runs:
+        for q in range(first, stop):
+            sums[term + 1] = sums[term] + (sum_a[q + 1] - sum_a[q]) * sum_b[q + e]
+            term += 1
+    return sums
 
 
 def bends(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

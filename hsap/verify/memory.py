@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
 
-from hsap.ir.effects import live_ranges
 from hsap.ir.precision import aligned
 from hsap.ir.problem import arena_capacity
 from hsap.ir.program import Space
 from hsap.ir.sort import order_of
-from hsap.ir.span import ranges
+from hsap.verify.columns import NUM_BYTES, OFFSET, RANK, SPACE
 from hsap.verify.stream import Found, Stream, at_buffers
-
-PAIRS_PER_BUFFER = 64
-"""Pairs of buffers alive together that are compared all at once; a plan with more is swept buffer by buffer."""
 
 
 def fits(s: Stream) -> Iterator[Found]:
@@ -25,10 +21,9 @@ def fits(s: Stream) -> Iterator[Found]:
     in_arena = b.space == Space.ARENA
     if problem.arena_multiple is None:
         # No plan needs more. Executors make the arena as large as the farthest end, so that one must be in proportion.
-        used = np.zeros(len(b), bool)
-        used[s.touched.buffer] = True  # the bytes of the others weren't judged
-        running = np.concatenate([[0], np.cumsum(np.where(in_arena & used, aligned(b.num_bytes), 0))])
-        capacity = np.diff(running[b.offsets])[s.buffer_rank]
+        used = in_arena & (s.last >= 0)  # the bytes of what isn't touched weren't judged
+        running = np.concatenate([[0], np.cumsum(np.where(used, aligned(b.num_bytes), 0))])
+        capacity = np.diff(running[b.offsets])[s.held[RANK]]
     else:
         # Whatever int64 can't hold is more than any buffer's end, which is below 2 ** 62.
         most = min(arena_capacity(problem, int(s.plan.tokens_per_rank.max(initial=0))), 1 << 62)
@@ -39,43 +34,65 @@ def fits(s: Stream) -> Iterator[Found]:
 
 def apart(s: Stream) -> Iterator[Found]:
     """Buffers alive together don't overlap; a buffer lives from its first touch to its last, waits included."""
-    b = s.buffers
-    first, last = live_ranges(s.touched, s.programs)
-    index = np.flatnonzero((b.space == Space.ARENA) & (b.num_bytes > 0) & (last >= 0))
+    index = np.flatnonzero((s.held[SPACE] == Space.ARENA) & (s.held[NUM_BYTES] > 0) & (s.last >= 0))
     # Instruction indices rise over all ranks, so that buffers of two ranks are never alive together.
-    index = index[order_of(first[index])]
-    begins, lasts = first[index], last[index]
-    low = b.offset[index]
-    high = low + b.num_bytes[index]
-    stop = np.searchsorted(begins, lasts, side="right")
-    following = np.arange(1, len(index) + 1)
-    if int(np.maximum(stop - following, 0).sum()) <= PAIRS_PER_BUFFER * len(index):
-        one, other = ranges(following, stop)
-        clash = np.flatnonzero((low[one] < high[other]) & (low[other] < high[one]))[:1]
-        pair = [(int(one[c]), int(other[c])) for c in clash]
-    else:
-        pair = _sweep(begins.tolist(), lasts.tolist(), low.tolist(), high.tolist())
-    for a, c in pair:
-        say = f"{s.describe(index[c])} lies on bytes of {s.describe(index[a])}, which is still in use"
-        yield Found(say, int(begins[c]))
+    index = index[order_of(s.first[index])]
+    low = s.held[OFFSET][index]
+    begins = s.first[index]
+    one, other = clash(begins, s.last[index], low, low + s.held[NUM_BYTES][index])
+    if one >= 0:
+        say = f"{s.describe(index[other])} lies on bytes of {s.describe(index[one])}, which is still in use"
+        yield Found(say, int(begins[other]))
 
 
-def _sweep(begins: list, lasts: list, low: list, high: list) -> list[tuple[int, int]]:
-    """Find the first overlap by walking through time with the living buffers in address order."""
-    alive: list[tuple[int, int]] = []  # (low, buffer); disjoint, so ordered by their ends too
+@njit(cache=True)
+def clash(begins, lasts, low, high):
+    """Find two buffers that overlap in time and in bytes: (earlier, later), (-1, -1) where there are none.
+
+    begins: rising. A walk through time keeps the living in address order; they are disjoint, so ordered by their ends
+    too, and a newcomer is compared with its two neighbours. The dead leave when there are as many as living.
+    """
+    alive = np.empty(len(begins), np.int64)
+    count, room = 0, 16
     for now in range(len(begins)):
-        place = bisect_left(alive, (low[now], -1))
-        while place and lasts[alive[place - 1][1]] < begins[now]:
-            place -= 1
-            del alive[place]
-        if place and high[alive[place - 1][1]] > low[now]:
-            return [(alive[place - 1][1], now)]
-        while place < len(alive) and alive[place][0] < high[now]:
-            if lasts[alive[place][1]] >= begins[now]:
-                return [(alive[place][1], now)]
-            del alive[place]
-        alive.insert(place, (low[now], now))
-    return []
+        if count == room:
+            kept = 0
+            for entry in range(count):
+                if lasts[alive[entry]] >= begins[now]:
+                    alive[kept] = alive[entry]
+                    kept += 1
+            count, room = kept, 2 * kept + 16
+        place, stop = 0, count
+        while place < stop:
+            middle = (place + stop) // 2
+            if low[alive[middle]] < low[now]:
+                place = middle + 1
+            else:
+                stop = middle
+        first, stop = place, place
+        while first and lasts[alive[first - 1]] < begins[now]:
+            first -= 1
+        if first and high[alive[first - 1]] > low[now]:
+            return alive[first - 1], now
+        while stop < count and low[alive[stop]] < high[now]:
+            if lasts[alive[stop]] >= begins[now]:
+                return alive[stop], now
+            stop += 1
+        count = _replace(alive, count, first, stop, now)
+    return -1, -1
+
+
+@njit(cache=True)
+def _replace(entries, count, first, stop, new):
+    """Put one entry in place of [first, stop) of the first `count`; gives the new count."""
+    if first == stop:
+        for i in range(count, first, -1):
+            entries[i] = entries[i - 1]
+    else:
+        for i in range(stop, count):
+            entries[i + first + 1 - stop] = entries[i]
+    entries[first] = new
+    return count + first + 1 - stop
 
 
 RULES = (fits, apart)

@@ -14,7 +14,7 @@ import numpy as np
 
 from hsap.ir.block import Shards
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Problem
+from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.slice import canonical
@@ -32,9 +32,15 @@ def check_plan(plan: Plan) -> list[Fault]:
 
 
 def problem(plan: Plan) -> Iterator[str]:
-    """The problem is one; its own classes keep every number of it within the limits."""
+    """The problem is one; its own classes keep every number of it within the limits. All its ranks have a column."""
     if not isinstance(plan.problem, Problem):
         yield f"the problem is {plan.problem!r:.60}; it must be a Problem"
+        return
+    own, heads = plan.own_topology, plan.problem.heads
+    if own is not None and not isinstance(own, Topology):
+        yield f"own_topology is {own!r:.60}; it must be a Topology or None"
+    elif own is not None and (own.num_ranks != plan.num_ranks or own.intra_sp > heads.num_q_heads):
+        yield f"own_topology {own} doesn't fit {plan.num_ranks} ranks and {heads.num_q_heads} query heads"
 
 
 def columns(plan: Plan) -> Iterator[str]:
@@ -46,7 +52,7 @@ def columns(plan: Plan) -> Iterator[str]:
         return
     expected = [
         ("spans", plan.spans, np.int64, (None, 2)),
-        ("column_rows", plan.column_rows, np.int64, (p.topology.inter_sp, 2)),
+        ("column_rows", plan.column_rows, np.int64, (plan.topology.inter_sp, 2)),
         ("rank_rows", plan.rank_rows, np.int64, (p.num_ranks, 2)),
         ("shards.spans", plan.shards.spans, np.int64, (None, 2)),
         ("shards.home", plan.shards.home, np.int64, (None,)),
@@ -90,7 +96,7 @@ def streams(plan: Plan) -> Iterator[str]:
 def placement(plan: Plan) -> Iterator[str]:
     """Shards, column rows and rank rows place every token position once, in one row order."""
     p, shards = plan.problem, plan.shards
-    inter, intra, total = p.topology.inter_sp, p.topology.intra_sp, p.layout.num_tokens
+    inter, intra, total = plan.topology.inter_sp, plan.topology.intra_sp, p.layout.num_tokens
     spans = plan.spans
     if (spans[:, 0] < 0).any() or (spans[:, 1] > total).any() or (spans[:, 0] >= spans[:, 1]).any():
         yield f"spans must be non-empty ranges of the {total} token positions"

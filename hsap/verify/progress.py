@@ -11,82 +11,143 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
 
 from hsap.ir.program import Op, Role
 from hsap.ir.sort import order_of
-from hsap.verify.stream import Found, Stream, at, same_rows
-
-
-def _keys(s: Stream, index: np.ndarray) -> np.ndarray:
-    """One number for (rank, round) of instructions."""
-    return s.rank[index] << 31 | s.programs.round[index]
+from hsap.verify.columns import HEADS, OP, PEER, RANK, ROLE, ROUND, ROWS, plain
+from hsap.verify.stream import Found, Stream, at
 
 
 def rounds_ascend(s: Stream) -> Iterator[Found]:
     """Groups start in strictly rising rounds on every rank."""
-    p = s.programs
-    starts = s.where(Op.LAUNCH, Op.ALL_TO_ALL)
-    keys = _keys(s, starts)
-    bad = starts[1:][keys[1:] <= keys[:-1]]
-    yield from at(bad, lambda i: f"round {int(p.round[i])} starts after a round that isn't lower")
+    bad = np.flatnonzero(_falling(s.code))
+    yield from at(bad, lambda i: f"round {int(s.programs.round[i])} starts after a round that isn't lower")
+
+
+@njit(cache=True)
+def _falling(code):
+    """Whether a group starts in a round that isn't above its rank's last one: bool [n]."""
+    falling = np.zeros(code.shape[1], np.bool_)
+    rank, last = -1, -1
+    for i in range(len(falling)):
+        if code[OP, i] == Op.LAUNCH or code[OP, i] == Op.ALL_TO_ALL:
+            falling[i] = code[RANK, i] == rank and code[ROUND, i] <= last
+            rank, last = code[RANK, i], code[ROUND, i]
+    return falling
 
 
 def joined(s: Stream) -> Iterator[Found]:
     """Every transfer is followed by the launch of its round, and no launch is empty."""
     p = s.programs
-    moved, launches = s.where(Op.SEND, Op.RECV), s.where(Op.LAUNCH)
-    launch = _match(_keys(s, moved), _keys(s, launches), launches)
-    bad = moved[launch <= moved]
-    yield from at(bad, lambda i: f"{Op(p.op[i]).name} joins round {int(p.round[i])}, which isn't launched after it")
-    used = np.zeros(len(p) + 1, bool)
-    used[launch] = True
-    yield from at(launches[~used[launches]], lambda i: f"round {int(p.round[i])} is launched without a transfer")
+    why = _unlaunched(s.code, plain(p.offsets), *_few_rounds(s))
+    if not why.any():
+        return
+    say = "{} joins round {}, which isn't launched after it"
+    yield from at(np.flatnonzero(why == 1), lambda i: say.format(Op(p.op[i]).name, int(p.round[i])))
+    bad = np.flatnonzero(why == 2)
+    yield from at(bad, lambda i: f"round {int(p.round[i])} is launched without a transfer")
+
+
+@njit(cache=True)
+def _unlaunched(code, offsets, rounds, num_rounds):
+    """Judge transfers and launches: uint8 [n], 1 for a transfer without a launch after it, 2 for an empty launch.
+
+    The first launch of a round counts.
+    """
+    why, used = np.zeros(code.shape[1], np.uint8), np.zeros(code.shape[1], np.bool_)
+    launch = np.full(num_rounds, -1)  # an entry below `start` is another rank's
+    for rank in range(len(offsets) - 1):
+        start, stop = offsets[rank], offsets[rank + 1]
+        for i in range(start, stop):
+            if code[OP, i] == Op.LAUNCH and launch[rounds[i]] < start:
+                launch[rounds[i]] = i
+        for i in range(start, stop):
+            if code[OP, i] == Op.SEND or code[OP, i] == Op.RECV:
+                its = launch[rounds[i]]
+                if its <= i:
+                    why[i] = 1
+                if its >= start:
+                    used[its] = True
+        for i in range(start, stop):
+            if code[OP, i] == Op.LAUNCH and not used[i]:
+                why[i] = 2
+    return why
 
 
 def waited(s: Stream) -> Iterator[Found]:
     """Every launch has one wait, after it, and every wait a launch."""
     p = s.programs
-    launches, waits = s.where(Op.LAUNCH), s.where(Op.WAIT)
-    keys, wait_keys = _keys(s, launches), _keys(s, waits)
-    bad = launches[_match(keys, wait_keys, waits) <= launches]
+    why = _unawaited(s.code, plain(p.offsets), *_few_rounds(s))
+    if not why.any():
+        return
+    bad = np.flatnonzero(why & 1)
     yield from at(bad, lambda i: f"no wait for round {int(p.round[i])} follows its launch")
-    bad = waits[_match(wait_keys, keys, launches) < 0]
+    bad = np.flatnonzero(why & 2)
     yield from at(bad, lambda i: f"waits for round {int(p.round[i])}, which this rank never launches")
-    order = order_of(wait_keys)
-    again = order[1:][wait_keys[order][1:] == wait_keys[order][:-1]]
-    yield from at(waits[again], lambda i: f"waits again for round {int(p.round[i])}")
+    yield from at(np.flatnonzero(why & 4), lambda i: f"waits again for round {int(p.round[i])}")
 
 
-def _match(keys: np.ndarray, among: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Value of the (first) entry of `among` that equals each key, -1 where there is none."""
-    if not len(among):
-        return np.full(len(keys), -1)
-    order = order_of(among)
-    among, value = among[order], value[order]
-    place = np.minimum(np.searchsorted(among, keys), len(among) - 1)
-    return np.where(among[place] == keys, value[place], -1)
+@njit(cache=True)
+def _unawaited(code, offsets, rounds, num_rounds):
+    """Judge launches and waits: uint8 [n], 1 for a launch without a wait after it, 2 a wait without a launch, 4 again.
+
+    The first launch and the first wait of a round count.
+    """
+    why = np.zeros(code.shape[1], np.uint8)
+    launch, wait = np.full(num_rounds, -1), np.full(num_rounds, -1)  # entries below `start` are another rank's
+    for rank in range(len(offsets) - 1):
+        start, stop = offsets[rank], offsets[rank + 1]
+        for i in range(start, stop):
+            if code[OP, i] == Op.LAUNCH and launch[rounds[i]] < start:
+                launch[rounds[i]] = i
+            elif code[OP, i] == Op.WAIT and wait[rounds[i]] < start:
+                wait[rounds[i]] = i
+            elif code[OP, i] == Op.WAIT:
+                why[i] = 4
+        for i in range(start, stop):
+            if code[OP, i] == Op.LAUNCH and wait[rounds[i]] <= i:
+                why[i] |= 1
+            elif code[OP, i] == Op.WAIT and launch[rounds[i]] < start:
+                why[i] |= 2
+    return why
+
+
+def _few_rounds(s: Stream) -> tuple[np.ndarray, int]:
+    """Give rounds in numbers of the size of the stream, in the order of the rounds: (int64 [n], how many).
+
+    Those of instructions that have no round mean nothing and may be negative. Needs `structure.enumerations`.
+    """
+    rounds = s.code[ROUND]
+    most = int(rounds.max(initial=0))
+    if most <= 4 * len(rounds) + 64:
+        return rounds, most + 1
+    rounds = np.unique(rounds, return_inverse=True)[1]
+    return rounds, len(rounds)
 
 
 def paired(s: Stream) -> Iterator[Found]:
     """The sends and receives of a round meet: same rows, heads and role, in the same order at both ends."""
     p, num_ranks = s.programs, s.plan.num_ranks
     sends, receives = s.where(Op.SEND), s.where(Op.RECV)
+    rank, peer = s.code[RANK], s.code[PEER]
+    rounds, num_rounds = _few_rounds(s)
 
     def ordered(index: np.ndarray, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        keys = (src * num_ranks + dst).astype(np.int64) << 31 | p.round[index]
+        keys = (src[index] * num_ranks + dst[index]) * num_rounds + rounds[index]
         order = order_of(keys)
         return keys[order], index[order]
 
-    send_keys, sends = ordered(sends, s.rank[sends], p.peer[sends])
-    receive_keys, receives = ordered(receives, p.peer[receives].astype(np.int64), s.rank[receives])
+    send_keys, sends = ordered(sends, rank, peer)
+    receive_keys, receives = ordered(receives, peer, rank)
     n = min(len(sends), len(receives))
     if len(sends) == len(receives) and np.array_equal(send_keys, receive_keys):
-        same = p.role[sends] == p.role[receives]
-        for table in (p.rows, p.heads):
-            same &= same_rows(table.take(sends, axis=0), table.take(receives, axis=0))
+        differ = np.zeros(len(sends), bool)
+        for row in (ROLE, *range(ROWS, ROWS + 2), *range(HEADS, HEADS + 4)):
+            differ |= s.code[row][sends] != s.code[row][receives]
         say = "sends {} of spans {} to rank {}, which expects something else at this place of round {}"
         yield from at(
-            sends[~same],
+            sends[differ],
             lambda i: say.format(Role(p.role[i]).name.lower(), p.rows[i], int(p.peer[i]), int(p.round[i])),
         )
         return
@@ -103,7 +164,7 @@ def paired(s: Stream) -> Iterator[Found]:
 
 def collective(s: Stream) -> Iterator[Found]:
     """All ranks of an intra group run the same AllToAlls: same round, same role."""
-    p, intra = s.programs, s.plan.problem.topology.intra_sp
+    p, intra = s.programs, s.plan.topology.intra_sp
     index = s.where(Op.ALL_TO_ALL)
     if not len(index):
         return

@@ -1,6 +1,6 @@
 """Stream: one mask and direction of a plan with the derived columns that several rules read.
 
-A rule is a function of a stream that yields what it found; on a sound plan it is a few whole-column operations.
+A rule is a function of a stream that yields what it found; on a sound plan it is one loop over instructions or buffers.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numba import njit
 
-from hsap.ir.effects import Touches, touches
+from hsap.ir.effects import NUM_OPERANDS, wait_of
 from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
+from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table
 from hsap.verify.placement import spans_of
 from hsap.verify.report import Fault
 
@@ -37,29 +39,40 @@ Rule = Callable[["Stream"], Iterable[Found]]
 class Stream:
     """A program of a plan whose columns have the right shapes and whose rank borders are sound.
 
-    rank: int64 [n], rank of each instruction. buffer_rank: int64 [num_buffers]. touched: every (instruction, buffer)
-    pair; only to be read once the operands are known to be sound.
+    code, held: the instruction and the buffer table, see `columns`. shares: int64 [intra_sp, 4], head share of each
+    intra index, a `HeadRun` over all heads. Only once operands are known to be sound, None before: until: int64 [n],
+    last instruction during which an instruction's operands must be left alone (its wait for transfers, else itself);
+    first, last: int64 [num_buffers], `live_ranges`.
     """
 
     plan: Plan
     mask: int
     direction: int
-    rank: np.ndarray
-    buffer_rank: np.ndarray
+    code: np.ndarray
+    held: np.ndarray
     slice_spans: tuple[np.ndarray, np.ndarray]
-    touched: Touches | None = None
+    shares: np.ndarray
+    until: np.ndarray | None = None
+    first: np.ndarray | None = None
+    last: np.ndarray | None = None
 
     @classmethod
     def both(cls, plan: Plan, mask: int) -> tuple[Stream, Stream]:
         """Give the forward and the backward stream of a mask."""
         sides = spans_of(plan.shards, plan.slices[mask])
+        shares = np.array(plan.problem.heads.shares(plan.topology.intra_sp), np.int64)
         pair = enumerate(plan.programs[mask])
-        forward, backward = (cls(plan, mask, d, p.rank, p.buffers.rank, sides) for d, p in pair)
+        forward, backward = (
+            cls(plan, mask, d, instruction_table(p), buffer_table(p.buffers), sides, shares) for d, p in pair
+        )
         return forward, backward
 
-    def with_touches(self) -> Stream:
-        """Add what every instruction touches."""
-        return replace(self, touched=touches(self.programs))
+    def with_lives(self) -> Stream:
+        """Add until when instructions last, and from when to when buffers are alive."""
+        until = wait_of(self.programs)
+        until = np.where(until >= 0, until, np.arange(len(until)))
+        first, last = _lives(self.code, self.held.shape[1], until, NUM_OPERANDS)
+        return replace(self, until=until, first=first, last=last)
 
     @property
     def programs(self) -> Programs:
@@ -68,6 +81,11 @@ class Stream:
     @property
     def buffers(self) -> Buffers:
         return self.programs.buffers
+
+    @property
+    def rank(self) -> np.ndarray:
+        """Rank of each instruction: int64 [n]."""
+        return self.code[RANK]
 
     @property
     def slices(self) -> np.ndarray:
@@ -84,14 +102,26 @@ class Stream:
         """Name a buffer for a message."""
         b = self.buffers
         role = Role(int(b.role[buffer])).name.lower()
-        index = buffer - int(b.offsets[self.buffer_rank[buffer]])
+        index = buffer - int(b.offsets[self.held[RANK, buffer]])
         first, stop = b.rows[buffer].tolist()
         return f"buffer %{index} ({role}{' accumulator' if b.acc[buffer] else ''}, spans {first}..{stop})"
 
     def toucher(self, buffer: int) -> int | None:
-        """Give the first instruction that touches a buffer, for messages."""
-        at = self.touched.at[self.touched.buffer == buffer]
-        return int(at[0]) if len(at) else None
+        """Give the first instruction that touches a buffer, for messages; None too while operands may be unsound."""
+        if self.first is None or self.first[buffer] == len(self.programs):
+            return None
+        return int(self.first[buffer])
+
+
+@njit(cache=True)
+def _lives(code, num_buffers, until, num_operands):
+    """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`."""
+    first, last = np.full(num_buffers, code.shape[1]), np.full(num_buffers, -1)
+    for i in range(code.shape[1]):
+        for k in range(num_operands[code[OP, i]]):
+            buffer = code[BUF + k, i]
+            first[buffer], last[buffer] = min(first[buffer], i), max(last[buffer], until[i])
+    return first, last
 
 
 def same_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -114,8 +144,7 @@ def at(bad: np.ndarray, say: Callable[[int], str]) -> Iterator[Found]:
 def at_buffers(stream: Stream, bad: np.ndarray, say: Callable[[int], str]) -> Iterator[Found]:
     """Object to buffers, at the first instruction that touches each."""
     for buffer in bad[:SHOWN].tolist():
-        instruction = None if stream.touched is None else stream.toucher(buffer)
-        yield Found(say(buffer), instruction, int(stream.buffer_rank[buffer]))
+        yield Found(say(buffer), stream.toucher(buffer), int(stream.held[RANK, buffer]))
 
 
 def apply(family: str, rules: Iterable[Rule], stream: Stream) -> list[Fault]:

@@ -24,7 +24,7 @@ LENGTHS = (37, 1, 20, 64, 5)
 @pytest.mark.parametrize("topology", ["4x3", "2x8", "5x1", "1x6"])
 def test_columns_keep_to_themselves(planner, topology):
     plan = compile(Problem(Layout.from_lengths(LENGTHS), HeadShape(8, 4, 8), Topology.parse(topology)), planner)
-    intra = plan.problem.topology.intra_sp
+    intra = plan.topology.intra_sp
     for programs in plan.programs[0]:
         moved = (programs.op == Op.SEND) | (programs.op == Op.RECV)
         assert (programs.peer[moved] % intra == programs.rank[moved] % intra).all()

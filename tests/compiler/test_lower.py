@@ -12,7 +12,8 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import NONE, OPERANDS, Access, Op, Role, Space
-from hsap.ir.schedule import DIRECTIONS, Schedule
+from hsap.ir.schedule import DIRECTIONS, Schedule, Transfers
+from hsap.ir.slice import UNBOUNDED
 from hsap.planners import PLANNERS, run
 from hsap.planners.parts import equal_shards
 
@@ -134,3 +135,21 @@ def test_head_groups_are_packed_before_they_leave_home():
     assert made.buffers["group"][code["buf"][copies, 0]].tolist() == [ALL, ALL]
     attends = code["op"] == Op.ATTEND
     assert sorted(zip(code["block"][attends], code["group"][attends])) == [(b, g) for b in range(3) for g in (0, 1)]
+
+
+def test_a_rank_on_the_way_home_folds_a_partial_result_and_sends_it_on():
+    """Ranks 0 and 1 compute for shard 3's queries; what they have goes by rank 2, which has nothing of its own."""
+    shards = equal_shards(40, NUM_RANKS)
+    blocks = cut_blocks(shards, np.array([[30, 40, 0, 20, -UNBOUNDED, UNBOUNDED]]))
+    routes = Transfers.of(Role.O, 3, [0, 1, 2], [2, 2, 3], [1, 2, 4])
+    schedule = Schedule.of(blocks, np.array([0, 1]), np.array([0, 1]), routes)
+    made = lower(shards, schedule, order(shards, schedule, "forward"), "forward", NUM_RANKS, 1, False)
+    by_rank = streams(made.code)
+    assert [(row["op"], row["stage"]) for row in by_rank[2] if row["role"] == Role.O and row["shard"] == 3] == [
+        (Op.RECV, 1), (Op.MERGE, 1), (Op.RECV, 2), (Op.MERGE, 2), (Op.COPY, 4), (Op.SEND, 4)
+    ]  # fmt: skip
+    merges = [row["buf"] for row in by_rank[2] if row["op"] == Op.MERGE]
+    packed = [row["buf"] for row in by_rank[2] if row["op"] == Op.COPY and row["shard"] == 3]
+    assert merges[0][1] == merges[1][1] == packed[0][0]
+    assert made.buffers["acc"][packed[0][0]] and not made.buffers["acc"][packed[0][1]]
+    assert [row["peer"] for row in by_rank[3] if row["op"] == Op.RECV and row["role"] == Role.O] == [2]

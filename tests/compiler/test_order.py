@@ -1,5 +1,7 @@
 """Order: every row arrives before it is used, from where it is, and results leave after the last addition."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import Role
-from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule
+from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.planners import PLANNERS, run
 
 LENGTHS = (40, 1, 7, 90, 13)
@@ -49,6 +51,17 @@ def test_backward_brings_the_outputs_gradient_and_returns_both_gradients(three):
     arriving, leaving = order(*three, "backward")
     assert (Role.DO, 2, 0, 2, 0, 1) in rows_of(arriving) and (Role.Q, 2, 0, 2, 0, 1) in rows_of(arriving)
     assert rows_of(leaving) == [(Role.DQ, 2, 0, 0, 2, 3), (Role.DKV, 0, 0, 1, 0, 2), (Role.DKV, 1, 0, 2, 1, 2)]
+
+
+def test_routes_of_the_planner_stay_as_they_are(three):
+    """Rank 0's part of dq goes by rank 1, dkv straight home; forward has neither role, and its o does too."""
+    shards, schedule = three
+    given = Transfers.of(Role.DQ, 2, [0], [1], [7]), Transfers.of(Role.DQ, 2, [1], [2], [9])
+    routed = replace(schedule, transfers=Transfers.join(*given))
+    assert rows_of(order(shards, routed, "forward")[1]) == [(Role.O, 2, 0, 0, 2, 3)]
+    _, leaving = order(shards, routed, "backward")
+    assert rows_of(leaving)[:2] == [(Role.DQ, 2, 0, 0, 1, 7), (Role.DQ, 2, 0, 1, 2, 9)]
+    assert rows_of(leaving)[2:] == [(Role.DKV, 0, 0, 1, 0, 2), (Role.DKV, 1, 0, 2, 1, 2)]
 
 
 def test_nothing_travels_for_one_rank():

@@ -93,7 +93,7 @@ def test_numbers_become_floats():
         (lambda: Layout((5, 6), (3, -1)), r"sequences\[1\] is -1"),
         (lambda: Layout((5, 6), None), "sequences is None"),
         (lambda: Mask("window", None), "parameters of window is None"),
-        (lambda: Mask("window", ()), "write window:width"),
+        (lambda: Mask("window", ()), "write window:w"),
         (lambda: Mask(["causal"]), "unknown name"),
         (lambda: Mask.parse(None), "window:4096"),
         (lambda: Mask.parse("window:x"), "must be integers"),

@@ -70,7 +70,7 @@ def test_all_to_all_with_unequal_head_shares():
 @pytest.mark.parametrize("topology", ["1x2", "2x3", "1x8"])
 def test_all_to_all_carries_what_reshard_lays_out(heads, topology):
     plan = ring([13, 1, 20], topology, heads)
-    intra = plan.problem.topology.intra_sp
+    intra = plan.topology.intra_sp
     tokens = plan.tokens_per_rank.tolist()
     for programs in plan.programs[0]:
         moved = moved_bytes(plan, programs)

@@ -58,17 +58,49 @@ def test_cut_partitions_the_pairs(row, q_spans, k_spans):
     assert (pieces[:, sl.K0] >= k_spans[k_index, 0]).all() and (pieces[:, sl.K1] <= k_spans[k_index, 1]).all()
 
 
-@given(random_slice())
-def test_square_pieces_are_full_or_square_causal(row):
-    table = sl.canonical(sl.slices([row]))
-    pieces, origin = sl.square(table)
+@given(st.lists(random_slice(), min_size=1, max_size=3), st.integers(1, 6))
+def test_squares_are_full_or_square_but_for_narrow_bands(rows, narrow):
+    table = sl.canonical(sl.slices(rows))
+    pieces, origin = sl.squares(table, narrow)
+    assert (np.diff(origin) >= 0).all()
+    for source in range(len(table)):
+        own = table[source : source + 1]
+        mine, kinds = pieces[origin == source], sl.kinds(pieces[origin == source])
+        assert (sl.canonical(mine) == mine).all()
+        assert (sl.dense(mine, SIZE) == sl.dense(own, SIZE)).all()
+        if own[0, sl.HI] - own[0, sl.LO] + 1 < narrow and sl.kinds(own)[0] == sl.Kind.BAND:
+            assert (mine == own).all()
+            continue
+        if sl.kinds(own)[0] != sl.Kind.BAND:
+            assert len(mine) <= 3
+        assert sl.Kind.BAND not in kinds
+        for (q0, q1, k0, k1, lo, hi), kind in zip(mine, kinds, strict=True):
+            if kind != sl.Kind.FULL:
+                assert q1 - q0 == k1 - k0 and (hi if kind == sl.Kind.CAUSAL else lo) == k0 - q0
+
+
+@given(st.lists(random_slice(), max_size=3), st.integers(1, SIZE))
+def test_strips_are_no_taller_than_asked(rows, height):
+    table = sl.canonical(sl.slices(rows))
+    pieces, owner = sl.strips(table, np.full(len(table), height))
     assert (sl.dense(pieces, SIZE) == sl.dense(table, SIZE)).all()
-    kinds = sl.kinds(pieces)
-    for (q0, q1, k0, k1, _, hi), kind, source in zip(pieces, kinds, origin, strict=True):
-        if sl.kinds(table)[source] in (sl.Kind.FULL, sl.Kind.CAUSAL):
-            assert kind in (sl.Kind.FULL, sl.Kind.CAUSAL)
-            if kind == sl.Kind.CAUSAL:
-                assert q1 - q0 == k1 - k0 and hi == k0 - q0
+    assert (pieces[:, sl.Q1] - pieces[:, sl.Q0] <= height).all()
+    assert np.array_equal(np.bincount(owner, minlength=len(table)), -(-(table[:, sl.Q1] - table[:, sl.Q0]) // height))
+
+
+@given(random_slice())
+def test_mirrored_slices_show_the_pairs_from_the_other_end(row):
+    table = sl.canonical(sl.slices([row]))
+    turned = sl.mirror(table)
+    turned[:, :4] += SIZE
+    assert (sl.dense(turned, SIZE) == sl.dense(table, SIZE)[::-1, ::-1]).all()
+    assert (sl.canonical(turned) == turned).all()
+
+
+def test_long_bands_make_few_pieces():
+    n = 131_072
+    table = sl.canonical(sl.slices([(0, n, 0, n, -4095, 0), (0, n, 0, 64, -sl.UNBOUNDED, -4096)]))
+    assert len(sl.squares(table)[0]) <= 2 * n // 4096 + 3
 
 
 def test_area_has_no_overflow_at_sixteen_million_tokens():

@@ -55,7 +55,7 @@ def check(lengths, masks, topology, planner, options, heads=HEADS):
 def check_chart(plan, m, d, areas):
     chart = plan.chart[m][d]
     assert sorted((q, kv) for q, kv, *_ in chart.tolist()) == sorted(areas)
-    work = [0] * plan.problem.topology.inter_sp
+    work = [0] * plan.topology.inter_sp
     for q, kv, _, rank, stage, area in chart.tolist():
         assert area == areas[q, kv]
         home = plan.shards.home[q] == plan.shards.home[kv] == rank
@@ -68,7 +68,7 @@ def check_transfers(plan, m, d, direction):
     """A rank receives each remote shard it uses once, and sends each partial result home once."""
     chart, home = plan.chart[m][d].tolist(), plan.shards.home
     programs = plan.programs[m][d]
-    intra = plan.problem.topology.intra_sp
+    intra = plan.topology.intra_sp
     for role in INPUTS[direction] + OUTPUTS[direction]:
         uses = {(rank, q if role in QUERY_SIDE else kv) for q, kv, _, rank, _, _ in chart}
         remote = sum(home[shard] != rank for rank, shard in uses)

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 
 import hsap
+from hsap.compiler.pipeline import build
 from hsap.ir.span import positions
 from tests.runtime.ranks import run_ranks
+from tests.strategies import scattered
 
 LENGTHS = [61, 1, 130, 7, 44, 2, 19]
 CASES = [
@@ -23,7 +25,14 @@ CASES = [
     ("4x2", "sap"),
     ("4x2", "ring"),
     ("2x4", "zigzag"),
+    ("4x1", "scattered"),
+    ("8x1", "scattered"),
 ]
+SCATTERED = {
+    "4x1": {"relay": True, "detours": True},
+    "8x1": {"relay": True, "topology": hsap.Topology(4, 2)},
+}
+"""How blocks are scattered by chance: the planners of the package don't ask for these things."""
 RANKS = {2: [5, 6], 4: [2, 3, 4, 5], 8: list(range(8))}
 """The ranks of the world of 8 that form an SP group of that size; not the first ones, so that ranks must be mapped."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -32,8 +41,13 @@ HEADS = (9, 3, 16)
 
 def make_plan(topology: str, planner: str, dtype: str) -> hsap.Plan:
     problem = hsap.Problem(
-        hsap.Layout.from_lengths(LENGTHS), heads=hsap.HeadShape(*HEADS, dtype), topology=hsap.Topology.parse(topology)
+        hsap.Layout.from_lengths(LENGTHS),
+        heads=hsap.HeadShape(*HEADS, dtype),
+        topology=hsap.Topology.parse(topology),
+        cluster=hsap.Cluster(ranks_per_node=4 if topology == "8x1" else 2),
     )
+    if planner == "scattered":
+        return build(problem, scattered(problem, 2, **SCATTERED[topology]), planner, {})
     return hsap.compile(problem, planner)
 
 

@@ -22,7 +22,7 @@ class Cells:
     def __init__(self, plan, mask: int, direction: int) -> None:
         self.plan, self.direction, self.heads = plan, direction, plan.problem.heads
         self.b = plan.programs[mask][direction].buffers
-        self.intra, self.num_ranks = plan.problem.topology.intra_sp, plan.num_ranks
+        self.intra, self.num_ranks = plan.topology.intra_sp, plan.num_ranks
         self.tokens = [positions(plan.spans[lo:hi]) for lo, hi in plan.rank_rows.tolist()]
         sizes = self.b.num_bytes.astype(object)
         ends = [o + n for o, n, space in zip(self.b.offset, sizes, self.b.space) if space == Space.ARENA]

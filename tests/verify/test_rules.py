@@ -26,10 +26,10 @@ from hsap.ir.slice import canonical, dense, slices
 from hsap.planners import PLANNERS
 from hsap.planners.zigzag import zigzag_shards
 from hsap.verify import verify
-from hsap.verify.fingerprint import PairWeights, prefix, random_weights
-from hsap.verify.memory import _sweep
+from hsap.verify.fingerprint import PairWeights, _random_sums, random_sums
+from hsap.verify.memory import clash
+from hsap.verify.resharded import scratch_bytes
 from hsap.verify.stream import Stream
-from hsap.verify.structure import scratch_bytes
 
 TOPOLOGIES = ("1x1", "1x4", "4x1", "2x2", "8x1", "3x2", "5x1")
 HEADS = ((8, 8), (8, 2), (9, 3), (28, 4))
@@ -175,9 +175,9 @@ def test_fingerprints_equal_sums_over_dense_masks():
         weights = PairWeights(n, table)
         sums, known = weights.over(table)
         assert known.all()
-        b = np.diff(weights.sum_b)
+        a, b = np.diff(weights.sum_a), np.diff(weights.sum_b)
         for row, got in zip(table, sums):
-            expected = (dense(row[None], n).astype(np.uint64) * np.multiply.outer(weights.a, b)).sum(dtype=np.uint64)
+            expected = (dense(row[None], n).astype(np.uint64) * np.multiply.outer(a, b)).sum(dtype=np.uint64)
             assert got == expected
 
 
@@ -188,15 +188,21 @@ def test_a_foreign_diagonal_is_unknown():
 
 
 def test_weights_differ_from_run_to_run():
-    assert not np.array_equal(random_weights(8), random_weights(8))
-    assert prefix(np.array([1, 2], np.uint64)).tolist() == [0, 1, 3]
+    assert random_sums(8)[0] == 0
+    assert not np.array_equal(random_sums(8), random_sums(8))
+
+
+def test_weights_are_those_of_the_generator_s_authors():
+    """The first outputs of xoshiro256++ for the state (1, 2, 3, 4), as its authors' C code gives them."""
+    outputs = np.diff(_random_sums(np.array([1, 2, 3, 4], np.uint64), 4))
+    assert outputs.tolist() == [41943041, 58720359, 3588806011781223, 3591011842654386]
 
 
 @pytest.mark.parametrize(("topology", "heads"), [("1x3", (9, 3)), ("2x4", (8, 2)), ("2x2", (28, 4)), ("1x5", (9, 3))])
 def test_scratch_in_closed_form_equals_the_reshard_table(topology, heads):
     plan = small(topology, (13, 6, 20), "ring", heads)
     stream = Stream.both(plan, 0)[0]
-    tokens, intra = plan.tokens_per_rank, plan.problem.topology.intra_sp
+    tokens, intra = plan.tokens_per_rank, plan.topology.intra_sp
     for role, outward in itertools.product((Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV), (True, False)):
         rank = np.arange(plan.num_ranks)
         got = scratch_bytes(stream, rank, np.full(len(rank), role), np.full(len(rank), outward))
@@ -215,15 +221,14 @@ def test_sweeping_finds_an_overlap_just_where_comparing_all_pairs_does():
         lasts, low = begins + random.integers(0, 5, n), random.integers(0, 20, n)
         high = low + random.integers(1, 6, n)
         pairs = itertools.combinations(range(n), 2)
-        clash = {
+        clashes = {
             (i, j)
             for i, j in pairs
             if begins[j] <= lasts[i] and begins[i] <= lasts[j] and low[i] < high[j] and low[j] < high[i]
         }
-        swept = _sweep(begins.tolist(), lasts.tolist(), low.tolist(), high.tolist())
-        assert bool(swept) == bool(clash)
-        assert {tuple(sorted(pair)) for pair in swept} <= clash
-        found += bool(clash)
+        swept = clash(begins, lasts, low, high)
+        assert swept in clashes if clashes else swept == (-1, -1)
+        found += bool(clashes)
     assert 40 < found < 360
 
 
@@ -310,3 +315,10 @@ def test_blocks_scattered_by_head_groups_are_sound(topology, heads, groups):
         # With more groups than KV heads some blocks are empty, and may go.
         attend = int(attends[programs.heads[attends, 1] > 0][0])
         assert not verify(drop_one(plan, 0, direction, attend)).ok
+
+
+@pytest.mark.parametrize("own", [Topology(3, 2), Topology(1, 4), "4x1", Topology(2, 2)])
+def test_a_shape_that_the_ranks_can_t_run_at_is_refused(own):
+    """Of 4 ranks with 2 query heads: six, one with a head too few, no shape, and one that the columns aren't of."""
+    fault = verify(replace(small(heads=(2, 2)), own_topology=own)).errors[0]
+    assert fault.rule == ("structure.columns" if own == Topology(2, 2) else "structure.problem")

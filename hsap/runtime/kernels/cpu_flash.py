@@ -1,4 +1,8 @@
-"""torch's flash attention for CPUs, piece by piece: full rectangles, causal squares, and masked strips for the rest."""
+"""torch's flash attention for CPUs, piece by piece.
+
+It knows full rectangles and causal squares. An inverse causal square is a causal one whose rows and columns are turned
+round, and wide bands are cut into these; only narrow bands need a mask, for a strip of rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hsap.ir.heads import HeadRun
-from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, cut, kinds, square
+from hsap.ir.slice import Kind, kinds, squares, strips
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
 from hsap.runtime.kernels.work import Work
@@ -17,20 +21,29 @@ from hsap.runtime.kernels.work import Work
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-STRIP_ROWS = 1024
-STRIP_COLS = 4096
-"""A mask is made for at most STRIP_ROWS x STRIP_COLS pairs at a time."""
+NARROW = 256
+STRIP_ROWS = 128
+"""Bands of fewer than NARROW diagonals are done STRIP_ROWS at a time by a mask of less than 128 KiB in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A rectangle that one call does, and how: without a mask, top-left causal, or with a band's mask."""
+    """A rectangle that one call does, and how: all of it, top-left causal, that turned round, or with a band's mask."""
 
     rows: slice
     cols: slice
     causal: bool
+    turned: bool
     band: tuple[int, int] | None
     """Bounds (lo, hi) on column - row inside the rectangle, where a mask is needed."""
+
+    def take(self, x: Tensor, rows: slice, heads: slice) -> Tensor:
+        """Give rows and heads of [T, H, …] as the [1, H, T, …] that torch wants; it takes any strides there."""
+        return self.give(x[rows, heads]).transpose(0, 1)[None]
+
+    def give(self, x: Tensor) -> Tensor:
+        """Put rows into the other order, there or back, where the piece is turned round."""
+        return x.flip(0) if self.turned else x
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,7 @@ class CpuFlashKernel:
 
     def prepare(self, work: Work, device: torch.device | str) -> _Prepared:
         """Decompose the slices into calls; see `Kernel`."""
-        return _Prepared(tuple(_piece(row, kind) for row, kind in _decompose(work.slices)), work.heads)
+        return _Prepared(tuple(_decompose(work.slices)), work.heads)
 
     def attend(
         self, prepared: _Prepared, q_THD: Tensor, kv_T2HD: Tensor, o_THD: Tensor, lse_TH: Tensor, scale: float
@@ -65,11 +78,11 @@ class CpuFlashKernel:
         for piece in prepared.pieces:
             mask = masks.of(piece)
             for run in prepared.heads:
-                q = _heads_first(q_THD[piece.rows, run.q])
-                k, v = (_heads_first(kv_T2HD[piece.cols, side, run.kv]) for side in (0, 1))
+                q = piece.take(q_THD, piece.rows, run.q)
+                k, v = (piece.take(kv_T2HD[:, side], piece.cols, run.kv) for side in (0, 1))
                 o, lse = _forward(q, k, v, 0.0, piece.causal, attn_mask=mask, scale=scale)
                 o_acc, lse_acc = o_THD[piece.rows, run.q], lse_TH[piece.rows, run.q]
-                merge(o_acc, lse_acc, o[0].transpose(0, 1), lse[0].transpose(0, 1))
+                merge(o_acc, lse_acc, piece.give(o[0].transpose(0, 1)), piece.give(lse[0].transpose(0, 1)))
 
     def attend_grad(
         self,
@@ -93,11 +106,10 @@ class CpuFlashKernel:
         for piece in prepared.pieces:
             mask = masks.of(piece)
             for run in prepared.heads:
-                do, q, out = (_heads_first(x[piece.rows, run.q]) for x in (do_THD, q_THD, out_THD))
-                k, v = (_heads_first(kv_T2HD[piece.cols, side, run.kv]) for side in (0, 1))
-                lse = lse_TH[piece.rows, run.q].transpose(0, 1)[None]
+                do, q, out, lse = (piece.take(x, piece.rows, run.q) for x in (do_THD, q_THD, out_THD, lse_TH))
+                k, v = (piece.take(kv_T2HD[:, side], piece.cols, run.kv) for side in (0, 1))
                 grads = _backward(do, q, k, v, out, lse, 0.0, piece.causal, attn_mask=mask, scale=scale)
-                dq, dk, dv = (grad[0].transpose(0, 1) for grad in grads)
+                dq, dk, dv = (piece.give(grad[0].transpose(0, 1)) for grad in grads)
                 dq_THD[piece.rows, run.q] += dq
                 dkv_T2HD[piece.cols, 0, run.kv] += dk
                 dkv_T2HD[piece.cols, 1, run.kv] += dv
@@ -130,37 +142,19 @@ def _widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def _heads_first(x_THD: Tensor) -> Tensor:
-    """View [T, H, D] as the [1, H, T, D] that torch's kernel wants; it takes any strides but the last."""
-    return x_THD.transpose(0, 1)[None]
-
-
-def _decompose(table: np.ndarray) -> list[tuple[list[int], int]]:
-    """Cut canonical slices into pieces that one call can do: [(canonical slice, kind)]; causal ones are square."""
-    pieces = square(table)[0]
-    kind = kinds(pieces)
-    masked = (kind == Kind.INV_CAUSAL) | (kind == Kind.BAND)
-    strips = [strip for row in pieces[masked] for strip in _strips(row)]
-    pieces = np.concatenate([pieces[~masked], *strips])
-    return list(zip(pieces.tolist(), kinds(pieces).tolist()))
-
-
-def _strips(row: np.ndarray) -> list[np.ndarray]:
-    """Cut one slice that is cut below its diagonal into strips small enough for a mask, as tables."""
-    # As tall as the band is wide: then at least about half of a strip's pairs are visible.
-    height = int(np.clip(row[HI] - row[LO] + 1, 128, STRIP_ROWS))
-    grid = cut(row[None], _grid(row[Q0], row[Q1], height), _grid(row[K0], row[K1], STRIP_COLS))[0]
-    return [square(grid)[0]]
-
-
-def _grid(start: int, stop: int, step: int) -> np.ndarray:
-    """Cut [start, stop) into spans of `step`: int64 [n, 2]."""
-    edges = np.arange(start, stop, step)
-    return np.stack([edges, np.minimum(edges + step, stop)], axis=1)
+def _decompose(table: np.ndarray) -> list[_Piece]:
+    """Cut canonical slices into pieces that one call can do."""
+    pieces = squares(table, NARROW)[0]
+    banded = kinds(pieces) == Kind.BAND
+    plain, bands = pieces[~banded], pieces[banded]
+    bands = strips(bands, np.full(len(bands), STRIP_ROWS))[0]
+    calls = [_piece(row, kind) for row, kind in zip(plain.tolist(), kinds(plain).tolist())]
+    return calls + [_piece(row, Kind.BAND) for row in bands.tolist()]
 
 
 def _piece(row: list[int], kind: int) -> _Piece:
     q0, q1, k0, k1, lo, hi = row
     shift = k0 - q0
-    band = (lo - shift, hi - shift) if kind in (Kind.INV_CAUSAL, Kind.BAND) else None
-    return _Piece(slice(q0, q1), slice(k0, k1), kind == Kind.CAUSAL, band)
+    turned = kind == Kind.INV_CAUSAL
+    band = (lo - shift, hi - shift) if kind == Kind.BAND else None
+    return _Piece(slice(q0, q1), slice(k0, k1), turned or kind == Kind.CAUSAL, turned, band)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -71,7 +72,9 @@ def _scores(work: Work, q_THD: Tensor, kv_T2HD: Tensor, scale: float) -> Iterato
     """Yield (head run, query rows, KV rows, masked scores float64 [H_kv, group, rows, cols]) for strips of slices."""
     for run in work.heads:
         for q0, q1, k0, k1, lo, hi in work.slices.tolist():
-            height = max(1, MAX_SCORES // ((k1 - k0) * run.q_count))
+            most, width = MAX_SCORES // run.q_count, hi - lo
+            # A strip of h rows of a band has at most h + width columns, however long the band is.
+            height = max(1, most // (k1 - k0), (math.isqrt(width * width + 4 * most) - width) // 2)
             strips = [(top, min(top + height, q1), k0, k1, lo, hi) for top in range(q0, q1, height)]
             for r0, r1, c0, c1, strip_lo, strip_hi in canonical(np.array(strips, dtype=np.int64)).tolist():
                 rows, cols = slice(r0, r1), slice(c0, c1)

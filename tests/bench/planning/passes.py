@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from hsap import planners
@@ -16,6 +17,7 @@ from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order
 from hsap.compiler.pipeline import build
+from hsap.compiler.relay import relay
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS, Strategy
@@ -62,11 +64,15 @@ def row(planner: str, workload: str, problem: Problem, runs: int) -> str:
 
 def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> None:
     """Run the compiler's passes over both directions of the one mask, adding up the time of each."""
-    shards, num_groups, intra = strategy.shards, strategy.num_groups, problem.topology.intra_sp
+    problem = replace(problem, topology=strategy.topology or problem.topology)
+    shards, num_groups = strategy.shards, strategy.num_groups
+    inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
     rows = _timed(times, "expand", place_rows, problem, shards)
     for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
         transfers = _timed(times, "order", order, shards, schedule, direction)
-        inter = problem.topology.inter_sp
+        if strategy.relay:
+            nodes = problem.node_of[::intra]
+            transfers = _timed(times, "order", relay, shards, schedule, transfers, problem.heads, nodes)
         draft = _timed(times, "lower", lower, shards, schedule, transfers, direction, inter, num_groups, intra > 1)
         programs = _timed(times, "expand", expand, problem, shards, schedule.blocks, draft, rows, num_groups, direction)
         _timed(times, "buffers", place_buffers, programs)

@@ -1,0 +1,174 @@
+"""Held: rules on buffers, what they are for, what they hold and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from numba import njit
+
+from hsap.ir.precision import ALIGNMENT, Precision, row_bytes
+from hsap.ir.program import KV_ROLES, NONE, Role, Space
+from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS
+from hsap.ir.span import row_starts
+from hsap.verify.columns import ACC, HEADS, NUM_BYTES, OFFSET, RANK, ROLE, ROWS, SPACE, heads_sound, plain
+from hsap.verify.stream import Found, Stream, at_buffers
+
+_NUM_ROLES, _NUM_SPACES = len(Role), len(Space)
+
+
+def _roles(*roles: Role) -> np.ndarray:
+    """Table over all roles, to be indexed by role + 1."""
+    return np.isin(np.arange(_NUM_ROLES), [r + 1 for r in roles])
+
+
+def _wanted(direction: str, resharded: bool) -> np.ndarray:
+    """How many buffers of each space and role a rank has outside the arena: int64 [space, role + 1]."""
+    kept = INPUTS["forward"] if resharded and direction == "forward" else ()
+    return np.stack([_roles(*INPUTS[direction]), _roles(*OUTPUTS[direction]), _roles(*kept)]).astype(np.int64)
+
+
+def _arena_roles(direction: str) -> np.ndarray:
+    """Roles that a buffer of the arena may have: bool [role + 1, whether it is an accumulator]."""
+    plain = _roles(Role.NONE, *INPUTS[direction], *OUTPUTS[direction])
+    return np.stack([plain, _roles(*OUTPUTS[direction])], axis=1)
+
+
+_WANTED = {(d, resharded): _wanted(d, resharded) for d in DIRECTIONS for resharded in (False, True)}
+_ARENA = tuple(_arena_roles(d) for d in DIRECTIONS)
+_IS_KV = _roles(*KV_ROLES)
+
+
+def ends(s: Stream) -> Iterator[Found]:
+    """Every rank has each input and output once, and keeps q and kv if heads are resharded."""
+    wanted = _WANTED[DIRECTIONS[s.direction], s.plan.topology.intra_sp > 1]
+    wrong, lonely = _miscounted(s.held, wanted, s.plan.num_ranks, _ARENA[s.direction])
+    for space, rank in zip(Space, wrong.tolist()):
+        if rank >= 0:
+            names = ", ".join(Role(r - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
+            yield Found(f"a rank must have these {space.name} buffers and no others: {names}", rank=rank)
+    yield from at_buffers(s, np.flatnonzero(lonely), lambda i: f"{s.describe(i)} has no place in this direction")
+
+
+@njit(cache=True)
+def _miscounted(held, wanted, num_ranks, arena_roles):
+    """First rank with a wrong number of ends in each space, or -1; and whether a buffer has no place: bool [n].
+
+    Needs `enumerations`.
+    """
+    count = np.zeros((num_ranks, wanted.shape[0], wanted.shape[1]), np.int64)
+    lonely = np.zeros(held.shape[1], np.bool_)
+    for b in range(held.shape[1]):
+        space, role, acc = held[SPACE, b], held[ROLE, b], held[ACC, b]
+        if space == Space.ARENA:
+            lonely[b] = not arena_roles[role + 1, acc]
+        else:
+            lonely[b] = acc == 1
+            count[held[RANK, b], space, role + 1] += 1
+    wrong = np.full(wanted.shape[0], -1)
+    for space in range(len(wrong)):
+        for rank in range(num_ranks - 1, -1, -1):
+            if (count[rank, space] != wanted[space]).any():
+                wrong[space] = rank
+    return wrong, lonely
+
+
+def held(s: Stream) -> Iterator[Found]:
+    """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
+    plan, heads = s.plan, s.plan.problem.heads
+    all_heads = np.array(heads.all_heads, np.int64)
+    misplaced = _misplaced(s.held, plain(plan.column_rows), plain(plan.rank_rows), s.shares, all_heads, heads.group,
+                           len(plan.shards.spans), s.direction == 1)  # fmt: skip
+    say, b = "{} can't hold rows {} and heads {} here", s.buffers
+    yield from at_buffers(s, np.flatnonzero(misplaced), lambda i: say.format(s.describe(i), b.rows[i], b.heads[i]))
+
+
+@njit(cache=True)
+def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans, backward):
+    """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. num_spans: of the shards."""
+    out = np.zeros(held.shape[1], np.bool_)
+    intra = len(shares)
+    for b in range(len(out)):
+        role, space, rank = held[ROLE, b], held[SPACE, b], held[RANK, b]
+        share = shares[rank % intra]
+        outer = space == Space.INPUT or space == Space.OUTPUT
+        if backward and (role == Role.Q or role == Role.KV):
+            outer = False
+        if role == Role.NONE:
+            sound = _is(held, b, NONE, NONE, 0, 0, 0, 0)
+        elif outer and intra > 1:
+            h = all_heads
+            sound = _is(held, b, rank_rows[rank, 0], rank_rows[rank, 1], h[0], h[1], h[2], h[3])
+        elif space != Space.ARENA:
+            rows = column_rows[rank // intra]
+            sound = _is(held, b, rows[0], rows[1], 0, share[1], 0, share[3])
+        else:
+            first, stop = held[ROWS, b], held[ROWS + 1, b]
+            sound = first >= 0 and first <= stop and stop <= num_spans and heads_sound(held, b, share, group)
+        out[b] = not sound
+    return out
+
+
+@njit(cache=True)
+def _is(held, b, first, stop, q_first, q_count, kv_first, kv_count):
+    """Whether a buffer has just these rows and heads."""
+    rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
+    q = held[HEADS, b] == q_first and held[HEADS + 1, b] == q_count
+    return rows and q and held[HEADS + 2, b] == kv_first and held[HEADS + 3, b] == kv_count
+
+
+def sizes(s: Stream) -> Iterator[Found]:
+    """A buffer's bytes are what its rows, heads and dtype take; offsets are there and aligned just in the arena."""
+    b, plan = s.buffers, s.plan
+    unit = _unit_bytes(plan.precision, plan.problem.heads.head_dim)
+    why, wanted = _misfits(s.held, row_starts(plan.spans), unit, _IS_KV)
+    if not why.any():
+        return
+    say = "{} has {} bytes; its rows and heads take {}"
+    bad = np.flatnonzero(why & 1)
+    yield from at_buffers(s, bad, lambda i: say.format(s.describe(i), int(b.num_bytes[i]), int(wanted[i])))
+    say = "scratch of {} bytes is impossible"
+    yield from at_buffers(s, np.flatnonzero(why & 2), lambda i: say.format(int(b.num_bytes[i])))
+    say = "{} has offset {}; arena buffers start on aligned bytes, others have none"
+    yield from at_buffers(s, np.flatnonzero(why & 4), lambda i: say.format(s.describe(i), int(b.offset[i])))
+
+
+@lru_cache(maxsize=64)
+def _unit_bytes(precision: Precision, head_dim: int) -> np.ndarray:
+    """Bytes that a head has in a row, and of its statistics: int64 [2, role + 1, space, whether it accumulates]."""
+    shape = (_NUM_ROLES, _NUM_SPACES, 2)
+    role, space, acc = np.indices(shape)
+    one_head = np.ones((*shape, 4), np.int64)
+    return np.stack(row_bytes(precision, role - 1, space, acc == 1, one_head, head_dim)).astype(np.int64)
+
+
+@njit(cache=True)
+def _misfits(held, ends, unit, is_kv):
+    """Judge bytes and offsets: (why [n], 1 bytes, 2 scratch, 4 offset; wanted bytes [n]); needs `enumerations`, `held`.
+
+    ends: rows before each span. unit: of `_unit_bytes`.
+    """
+    why, wanted = np.zeros(held.shape[1], np.uint8), np.zeros(held.shape[1], np.int64)
+    for b in range(len(why)):
+        role, space, acc = held[ROLE, b], held[SPACE, b], held[ACC, b]
+        if role == Role.NONE:
+            if held[NUM_BYTES, b] < 0 or held[NUM_BYTES, b] > 1 << 60:
+                why[b] |= 2
+        else:
+            rows = ends[held[ROWS + 1, b]] - ends[held[ROWS, b]]
+            row = unit[0, role + 1, space, acc] * (held[HEADS + 3, b] if is_kv[role + 1] else held[HEADS + 1, b])
+            stat = unit[1, role + 1, space, acc] * held[HEADS + 1, b]
+            wanted[b] = rows * row
+            if stat > 0:
+                wanted[b] = -(-wanted[b] // ALIGNMENT) * ALIGNMENT + rows * stat
+            if held[NUM_BYTES, b] != wanted[b]:
+                why[b] |= 1
+        offset = held[OFFSET, b]
+        if space == Space.ARENA:
+            placed = offset >= 0 and offset <= 1 << 61 and offset % ALIGNMENT == 0
+        else:
+            placed = offset == NONE
+        if not placed:
+            why[b] |= 4
+    return why, wanted
