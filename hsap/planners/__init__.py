@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
+from hsap.planners.allgather import allgather
 from hsap.planners.distflash import distflash
+from hsap.planners.magi import magi
+from hsap.planners.mesh import mesh
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
 from hsap.planners.zigzag import zigzag
@@ -39,6 +42,11 @@ PLANNERS: dict[str, Planner] = {
     "distflash": Planner(
         distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
     ),
+    "allgather": Planner(
+        allgather, "The Llama 3 Herd of Models §3.3.2 (2024)", "2N chunks of the pack, needed KV gathered, then compute"
+    ),
+    "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
+    "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
 }
 

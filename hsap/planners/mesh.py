@@ -1,0 +1,89 @@
+"""Mesh-Attention: every rank computes a 2-D tile of the attention matrix instead of a row of it.
+
+Paper: Chen et al., "Mesh-Attention: A New Communication-Efficient Distributed Attention with Improved Data Locality"
+(2025, arXiv 2512.20968). P = a · b ranks, row by row, are a mesh of b rows with a ranks each. A rank's tile is the a
+query chunks of its mesh row against the b KV chunks of its mesh column, its own among both: q comes along the row, KV
+along the column, partial outputs go back along the row. b = P, a = 1 is ring attention.
+Cost: a rank receives (a - 1) chunks of q and sends as many of o, and receives (b - 1) chunks of KV, of L / P rows:
+about 2 L / √P rows at the best shape, where a ring needs L. Chunks that arrived are kept: memory of a + b chunks.
+Ours, for the details aren't public code: each direction has the shape that moves the fewest elements (forward q, o
+against k, v; backward q, do, dq against k, v, dk, dv), so grouped KV heads give flat tiles; mesh rows are neighbours,
+so that the dear side stays inside nodes. A rank's chunk is its zigzag pair of every document: every pair of ranks then
+shares equally much of a causal document, and all tiles are even. Order of arrivals: one chunk a stage, greedily the
+one that makes the most new cells of the tile computable per element moved, KV on ties; chunks come from home
+directly. Cells without a visible pair don't exist, rows that a tile doesn't use don't travel.
+Options: a, the query chunks of a tile in both directions (a divisor of the ranks).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from hsap.ir.block import Blocks, Shards, cut_blocks
+from hsap.ir.check import whole
+from hsap.ir.problem import Problem
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
+from hsap.planners.parts import split_by_need
+from hsap.planners.zigzag import zigzag_shards
+
+
+def mesh(problem: Problem, a: int | None = None) -> Strategy:
+    """Plan zigzag shards and tiles of a query chunks by ranks / a KV chunks."""
+    num_ranks = problem.topology.inter_sp
+    if a is not None and num_ranks % whole("planner mesh: a, the query chunks of a tile", a):
+        legal = ", ".join(map(str, _divisors(num_ranks)))
+        raise ValueError(f"planner mesh: a={a} doesn't divide the {num_ranks} ranks of a column; give one of {legal}")
+    costs = {direction: row_costs(problem, direction) for direction in DIRECTIONS}
+    widths = {direction: a or tile_width(num_ranks, *costs[direction]) for direction in DIRECTIONS}
+    places = {width: functools.partial(_tile_of, width) for width in widths.values()}
+    shards = split_by_need(problem, zigzag_shards(problem.layout.document_spans, num_ranks), *places.values())
+    blocks = [cut_blocks(shards, problem.slices(mask)) for mask in range(len(problem.masks))]
+    arrivals = {d: arrival_stages(widths[d], num_ranks // widths[d], *costs[d]) for d in DIRECTIONS}
+    return Strategy(
+        shards, *(tuple(_schedule(part, shards, widths[d], *arrivals[d]) for part in blocks) for d in DIRECTIONS)
+    )
+
+
+def row_costs(problem: Problem, direction: str) -> tuple[int, int]:
+    """Heads that travel for one row away from home, of q (and o, or do and dq) and of KV (and dkv)."""
+    share = problem.heads.shares(problem.topology.intra_sp)[0]
+    return (
+        (2 * share.q_count, 2 * share.kv_count) if direction == "forward" else (3 * share.q_count, 4 * share.kv_count)
+    )
+
+
+def tile_width(num_ranks: int, q_cost: int, kv_cost: int) -> int:
+    """Choose a, so that the fewest elements travel (the narrowest tile on ties)."""
+    return min(_divisors(num_ranks), key=lambda a: ((a - 1) * q_cost + (num_ranks // a - 1) * kv_cost, a))
+
+
+def arrival_stages(a: int, b: int, q_cost: int, kv_cost: int) -> tuple[np.ndarray, np.ndarray]:
+    """Order the chunks' arrivals greedily: first stage at which the t-th query and the s-th KV chunk are there.
+
+    int64 [a] and [b]; the 0th of both is the rank's own, at stage 0.
+    """
+    queries, keys = [0], [0]
+    while len(queries) < a or len(keys) < b:
+        now = len(queries) + len(keys) - 1
+        # A query chunk opens as many cells as there are keys, and the other way round.
+        query_is_next = len(keys) * kv_cost > len(queries) * q_cost
+        (queries if len(queries) < a and (query_is_next or len(keys) == b) else keys).append(now)
+    return np.array(queries), np.array(keys)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _tile_of(a: int, q_home: np.ndarray, kv_home: np.ndarray) -> np.ndarray:
+    """Rank in the mesh row of the queries and the mesh column of the keys."""
+    return q_home // a * a + kv_home % a
+
+
+def _schedule(blocks: Blocks, shards: Shards, a: int, query_stages: np.ndarray, key_stages: np.ndarray) -> Schedule:
+    q_home, kv_home = shards.home[blocks.q], shards.home[blocks.kv]
+    rank = _tile_of(a, q_home, kv_home)
+    t, s = (q_home - rank) % a, (kv_home - rank) // a % len(key_stages)
+    return Schedule.of(blocks, rank, np.maximum(query_stages[t], key_stages[s]))
