@@ -15,11 +15,16 @@ from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
+from hsap.planners.basp import basp
 from hsap.planners.distflash import distflash
+from hsap.planners.flashcp import flashcp
+from hsap.planners.loongtrain import loongtrain
 from hsap.planners.magi import magi
 from hsap.planners.mesh import mesh
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
+from hsap.planners.te import te
+from hsap.planners.usp import usp
 from hsap.planners.zigzag import zigzag
 
 
@@ -45,9 +50,18 @@ PLANNERS: dict[str, Planner] = {
     "allgather": Planner(
         allgather, "The Llama 3 Herd of Models §3.3.2 (2024)", "2N chunks of the pack, needed KV gathered, then compute"
     ),
+    "flashcp": Planner(
+        flashcp, "FlashCP (Wang et al., 2026)", "documents whole where balance allows, else in zigzag shards"
+    ),
     "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", True),
+    "te": Planner(te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", True),
+    "loongtrain": Planner(
+        loongtrain, "LoongTrain (Gu et al., 2024)", "all-to-all over heads × two zigzag rings, one in the node", True
+    ),
+    "basp": Planner(basp, "BASP (abstract only)", "each sequence of the micro-step on a group of its own", True),
 }
 
 

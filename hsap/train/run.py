@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader, eval_batches
+from hsap.ir.mask import distinct_masks
 from hsap.ir.plan import Plan
 from hsap.ir.problem import arena_capacity
 from hsap.ir.span import positions
@@ -51,7 +52,7 @@ class Trainer:
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
-        self.attention = PlannedAttention()
+        self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
         most_tokens = -(-config.data.pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)

@@ -36,7 +36,8 @@ def draft(planner: str, direction: str, resharded: bool = False, lengths=(40, 3,
     strategy = run(planner, problem, {})
     schedule = getattr(strategy, direction)[0]
     transfers = order(strategy.shards, schedule, direction)
-    return lower(strategy.shards, schedule, transfers, direction, NUM_RANKS, strategy.num_groups, resharded)
+    num_ranks = (strategy.topology or problem.topology).inter_sp
+    return lower(strategy.shards, schedule, transfers, direction, num_ranks, strategy.num_groups, resharded)
 
 
 def streams(code: dict) -> list[list[dict]]:
