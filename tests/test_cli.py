@@ -243,7 +243,8 @@ def test_options_of_a_planner():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--lengths", "5,x"], "'x'"),
+        (["--lengths", "5,x"], "--lengths: 'x'"),
+        (["--lengths", "9" * 5000], "--lengths: "),
         (["--lengths", "5,0"], "lengths[1] is 0"),
         (["--lengths", "5," + "9" * 30], "lengths[1] is"),
         (["--lengths", "5", "--planner", "nobody"], "known planners are"),
@@ -280,7 +281,7 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--rank", "4"], "--rank 4"),
         (["--lengths", "5", "--ranks-per-node", "0"], "--ranks-per-node"),
         (["--lengths", "50", "--max-tokens-per-rank", "12"], "max_tokens_per_rank=12"),
-        (["--lengths-file", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
+        (["--lengths-file", "/nowhere/at/all.json"], "--lengths-file /nowhere/at/all.json"),
     ],
 )
 def test_bad_input_is_one_paragraph_and_exit_code_two(judged, capsys, arguments, words):

@@ -86,10 +86,12 @@ def _layouts(arguments: argparse.Namespace) -> tuple[list[Layout], bool]:
         words = [word for word in arguments.lengths.split(",") if word.strip()]
         if bad := [word for word in words if not word.strip().isdecimal()]:
             raise ValueError(f"--lengths: {bad[0]!r} is no number of tokens; write 3000,1200,50000")
-        return [_layout([int(word) for word in words], "--lengths")], False
+        return [_layout(_named("--lengths", lambda: [int(word) for word in words]), "--lengths")], False
     path = f"--lengths-file {arguments.lengths_file}"
     try:
         data = json.loads(Path(arguments.lengths_file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; check the path") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
     if isinstance(data, list) and any(isinstance(batch, list | dict) for batch in data):
