@@ -17,6 +17,7 @@ from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
 from hsap.planners.basp import basp
+from hsap.planners.dcp import dcp
 from hsap.planners.distflash import distflash
 from hsap.planners.flashcp import flashcp
 from hsap.planners.loongtrain import loongtrain
@@ -61,6 +62,9 @@ PLANNERS: dict[str, Planner] = {
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
     "nested": Planner(nested, "HSAP (this project)", "node first, then rank, then tile; areas and tokens balanced"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "dcp": Planner(
+        dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
+    ),
     "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", True),
     "te": Planner(te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", True),
     "loongtrain": Planner(
