@@ -50,7 +50,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         if arguments.rank is not None and not 0 <= arguments.rank < problem.num_ranks:
             raise ValueError(f"--rank {arguments.rank}: the topology has ranks 0 to {problem.num_ranks - 1}")
         if i == 0:
-            warm_up(problem, name, options)
+            _warm_up(problem, name, options)
         start = time.perf_counter()
         plan = compile(make(layout), name, **options)
         report = verify(plan)
@@ -69,7 +69,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     return code
 
 
-def warm_up(problem: Problem, planner: str, options: dict) -> None:
+def _warm_up(problem: Problem, planner: str, options: dict) -> None:
     """Plan a small batch, so that loading compiled loops counts as the process's start and not as planning.
 
     What is refused is refused again for the real batch, with words that fit it.

@@ -23,6 +23,7 @@ from hsap.planners.flashcp import flashcp
 from hsap.planners.loongtrain import loongtrain
 from hsap.planners.magi import magi
 from hsap.planners.mesh import mesh
+from hsap.planners.nested import nested
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
 from hsap.planners.te import te
@@ -59,6 +60,7 @@ PLANNERS: dict[str, Planner] = {
     ),
     "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
+    "nested": Planner(nested, "HSAP (this project)", "node first, then rank, then tile; areas and tokens balanced"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
     "dcp": Planner(
         dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
