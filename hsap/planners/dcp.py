@@ -12,20 +12,22 @@ Paper: Jiang et al., "DCP: Addressing Input Dynamism In Long-Context Training vi
    computation of another (`divisions`). Partial outputs go home after the last one.
 The paper's settings (§7): B is the best of 512, 1024, 2048, 4096 (`block=0` here), T = 4.
 
-Cost: what moves is what the partition cuts; planning takes 0.2 s for 131,072 tokens of ragged documents on 32 ranks,
-seconds for one long document (10 times as many computation blocks). Head groups are those left after IntraSP.
+Cost: what moves is what the partition cuts. Planning grows with the computation blocks: 0.2 s for 131,072 tokens of
+ragged documents on 32 ranks, seconds for one document of that length. Head groups are those left after IntraSP.
 
 Ours: Mt-KaHyPar balances one weight, so it gets tokens and FLOPs added up, and its answer, loose as ε lets it be, is
 refined under a cap for each of the two (`refine`): nodes first, then ranks, then all ranks at once with the price of a
 byte between nodes and inside one as the cluster has them. As published, area ends at 1.5 to 8 times the mean on ragged
 batches. Several masks share the tokens' homes and have computation blocks of their own, each mask's area under its own
-cap, as layers run one after another; bytes and FLOPs count a mask's layers. Backward computes where forward does. With
-`block=0` the choice is by an estimate: the slowest rank's computation and transfers, one after another.
-Options: block; eps_inter, eps_intra: by how much a part may exceed the mean in the partitioner; divisions: T;
-area_slack, token_slack: what the refinement allows a rank's area and tokens over the mean. Tighter tokens cost bytes
-and area is harder to hold where a rank has few blocks: a rank should have four or more. (1 + ε) of both levels, 0.54,
-as area_slack gives the paper's tolerance. relay: rows cross between nodes once for all ranks of a node, as the
-partition over nodes counts them (`hsap.compiler.relay`); results then leave as soon as they are done.
+cap, as layers run one after another; bytes and FLOPs count a mask's layers. Backward computes where forward does.
+Options: block: tokens of a block; by default the largest of 1024, 2048, 4096 of which a rank has four (1024 where it
+has two or three, a smaller power of two on small batches); with 0 the best of the paper's sizes, by an estimate: the
+slowest rank's computation and transfers, one after another. eps_inter, eps_intra: by how much a part may exceed the
+mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens
+over the mean; 0.54, both ε together, is the paper's tolerance for area. Tokens close to even cost bytes, and where a
+rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 20 %. relay: rows cross between
+nodes once for all ranks of a node, as the partition over nodes counts them (`hsap.compiler.relay`); results then leave
+as soon as they are done.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ from hsap.planners.refine import Parts, refine
 
 BLOCK_SIZES = (512, 1024, 2048, 4096)
 """Token blocks that `block=0` tries."""
-DEFAULT_BLOCK, MIN_BLOCKS = 1024, 4
-"""By default a block is the largest of the sizes, from the first of these, that gives a rank so many."""
+DEFAULT_BLOCK, SMALLEST_BLOCK = 1024, 32
+"""Below the first, blocks are chosen only for batches with few tokens a rank; never below the second."""
 MAX_CELLS = 1 << 23
 """Computation blocks that a batch may have at most: the solver takes minutes for a tenth of them."""
 TOKEN_ROOM, AREA_ROOM = 0.2, 0.6
@@ -189,9 +191,14 @@ def _outputs_last(shards: Shards, schedule: Schedule, direction: str, num_divisi
 
 
 def _default_block(problem: Problem) -> int:
-    """The largest size from 1024 of which a rank has four blocks; 1024 where there is none."""
-    fits = [size for size in BLOCK_SIZES if problem.layout.num_tokens >= MIN_BLOCKS * size * problem.topology.inter_sp]
-    return max([*fits[-1:], DEFAULT_BLOCK])
+    """The largest size of which a rank has four blocks; on small batches smaller ones, of which it has two."""
+    per_rank = problem.layout.num_tokens / problem.topology.inter_sp
+    size = BLOCK_SIZES[-1]
+    while size > DEFAULT_BLOCK and per_rank < 4 * size:
+        size //= 2
+    while size > SMALLEST_BLOCK and per_rank < 2 * size:
+        size //= 2
+    return size
 
 
 def _token_blocks(problem: Problem, block: int) -> np.ndarray:

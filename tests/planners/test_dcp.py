@@ -237,8 +237,9 @@ def test_rows_cross_between_nodes_once_with_relay():
     assert hsap.verify(relayed).ok and crossing[1] < crossing[0]
 
 
-def test_the_default_block_leaves_a_rank_four(monkeypatch):
-    for tokens, want in ((131_072, 1024), (262_144, 2048), (100_000, 1024), (1 << 22, 4096), (1, 1024)):
+def test_the_default_block_leaves_a_rank_several(monkeypatch):
+    sizes = ((131_072, 1024), (262_144, 2048), (262_143, 1024), (65_536, 1024), (65_535, 512), (1 << 22, 4096), (1, 32))
+    for tokens, want in sizes:
         assert DCP._default_block(problem([tokens], "32x1")) == want
     monkeypatch.setattr(DCP, "BLOCK_SIZES", (64, 128, 256))
     given_ = problem(RAGGED)
