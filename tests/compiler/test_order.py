@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hsap.compiler.order import order, shard_of
+from hsap.compiler.order import order, routed_roles, shard_of
 from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
