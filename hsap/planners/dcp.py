@@ -25,7 +25,7 @@ has two or three, a smaller power of two on small batches); with 0 the best of t
 slowest rank's computation and transfers, one after another. eps_inter, eps_intra: by how much a part may exceed the
 mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens
 over the mean; 0.54, both ε together, is the paper's tolerance for area. Tokens close to even cost bytes, and where a
-rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 20 %. relay: rows cross between
+rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 14 %. relay: rows cross between
 nodes once for all ranks of a node, as the partition over nodes counts them (`hsap.compiler.relay`); results then leave
 as soon as they are done.
 """
