@@ -13,10 +13,9 @@ import pytest
 from hsap.api import compile
 from hsap.cli import datasets, main
 from hsap.cli.plan import read_planner
-from hsap.cli.problem import read_masks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import MASKS, Mask
 from hsap.ir.plan import Plan
 from hsap.ir.problem import PRESETS, Problem, Topology
 from hsap.ir.text import parse
@@ -183,10 +182,12 @@ def test_figures_of_several_masks_are_means_over_layers(judged, capsys):
     assert "mask 0: window:3, layers: 5" in out and out.count("stream rank 0") == 4
 
 
-def test_masks_of_layers():
-    window = Mask("window", (4096,))
-    assert read_masks("causal") == ((Mask(), 1),)
-    assert read_masks("window:4096*5+causal") == ((window, 5), (Mask(), 1))
+@pytest.mark.parametrize(
+    "mask", [name + ":" * bool(f.least) + ",".join("1" * len(f.least)) for name, f in MASKS.items()]
+)
+def test_every_mask_is_planned(judged, capsys, mask):
+    assert main(["plan", "--lengths", "40,7", "--json", "--mask", f"{mask}*2", *SMALL]) == 0
+    assert judged.subjects[-1].problem.masks == ((Mask.parse(mask), 2),)
 
 
 @pytest.mark.parametrize("name", datasets.names())
@@ -227,7 +228,7 @@ def test_a_drawn_pack_is_planned(judged, capsys):
 def test_planners_are_listed(capsys):
     assert main(["planners", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == list(PLANNERS)
+    assert [entry["name"] for entry in listed] == [*PLANNERS, "auto"]
     assert all(entry["paper"] and entry["summary"] for entry in listed)
     assert main(["planners"]) == 0
     assert all(name in capsys.readouterr().out.split() for name in ("ring",))
@@ -242,7 +243,8 @@ def test_options_of_a_planner():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--lengths", "5,x"], "'x'"),
+        (["--lengths", "5,x"], "--lengths: 'x'"),
+        (["--lengths", "9" * 5000], "--lengths: "),
         (["--lengths", "5,0"], "lengths[1] is 0"),
         (["--lengths", "5," + "9" * 30], "lengths[1] is"),
         (["--lengths", "5", "--planner", "nobody"], "known planners are"),
@@ -264,7 +266,7 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--dtype", "int4"], "--dtype"),
         (["--lengths", "5", "--mask", "spiral"], "--mask: "),
         (["--lengths", "5", "--mask", "causal*"], "--mask: "),
-        (["--lengths", "5", "--mask", "causal*0"], "layers of causal"),
+        (["--lengths", "5", "--mask", "causal*0"], "--mask: "),
         (["--lengths", "5", "--mask", "causal+"], "--mask: "),
         (["--lengths", "5", "--cluster", "atari"], "--cluster: "),
         (["--lengths", "5", "--cluster", "atari"], "dgx-a100"),
@@ -279,7 +281,7 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--rank", "4"], "--rank 4"),
         (["--lengths", "5", "--ranks-per-node", "0"], "--ranks-per-node"),
         (["--lengths", "50", "--max-tokens-per-rank", "12"], "max_tokens_per_rank=12"),
-        (["--lengths-file", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
+        (["--lengths-file", "/nowhere/at/all.json"], "--lengths-file /nowhere/at/all.json"),
     ],
 )
 def test_bad_input_is_one_paragraph_and_exit_code_two(judged, capsys, arguments, words):

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.cli import problem as problem_flags
 from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.show import show
@@ -50,7 +50,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         if arguments.rank is not None and not 0 <= arguments.rank < problem.num_ranks:
             raise ValueError(f"--rank {arguments.rank}: the topology has ranks 0 to {problem.num_ranks - 1}")
         if i == 0:
-            warm_up(problem, name, options)
+            _warm_up(problem, name, options)
         start = time.perf_counter()
         plan = compile(make(layout), name, **options)
         report = verify(plan)
@@ -60,7 +60,8 @@ def _plan(arguments: argparse.Namespace) -> int:
             code = NOT_OK
         elif arguments.out:
             _keep(plan, Path(arguments.out))
-        figures.append(summary(plan) | {"plan_s": plan_s, "verified": bool(report.ok), "choice": None})
+        predicted_s = simulate(plan).makespans_s
+        figures.append(summary(plan, predicted_s) | {"plan_s": plan_s, "verified": bool(report.ok)})
         if not arguments.json:
             show(plan, figures[-1], arguments.rank)
     if arguments.json:
@@ -68,7 +69,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     return code
 
 
-def warm_up(problem: Problem, planner: str, options: dict) -> None:
+def _warm_up(problem: Problem, planner: str, options: dict) -> None:
     """Plan a small batch, so that loading compiled loops counts as the process's start and not as planning.
 
     What is refused is refused again for the real batch, with words that fit it.

@@ -50,8 +50,12 @@ def _summary(figures: dict) -> str:
             f"{direction + ':':<9} {_size(d['bytes_total'])} sent ({_size(d['bytes_internode'])} between nodes, "
             f"{_size(d['bytes_internode_once_per_node'])} if each row crossed once per node), "
             f"{_size(d['max_recv_bytes_per_rank'])} received by the busiest rank, "
-            f"{_size(d['peak_buffer_bytes_per_rank'])} of buffers; partial results travel as {f['wire_dtype']}"
+            f"{_size(d['peak_buffer_bytes_per_rank'])} of buffers; partial results travel as {f['wire_dtype']}; "
+            f"{d['predicted_s'] * 1e3:.4g} ms predicted"
         )
+    for name, found in (f["choice"] or {}).items():
+        told = found if isinstance(found, str) else f"{found * 1e3:.4g} ms predicted, forward and backward"
+        lines.append(f"auto: {name}: {told}" + (", chosen" if name == f["planner"] else ""))
     return "\n".join(lines)
 
 

@@ -70,9 +70,9 @@ def split_by_need(problem: Problem, shards: Shards, *placements: Placement) -> S
     num_atoms, count = max(len(borders) - 1, 0), int(who.max(initial=0)) + 1
     atom, who = np.divmod(distinct(atom * count + who[need])[0], count)
     mark = np.zeros(num_atoms, np.uint64)
-    np.add.at(mark, atom, _scramble(who))
+    np.add.at(mark, atom, scramble(who))
     at = home[np.searchsorted(spans[:, 0], borders[:num_atoms], side="right") - 1] if num_atoms else home
-    return _grouped(borders, at, mark)
+    return grouped(borders, at, mark)
 
 
 def _needs(pieces: np.ndarray, q_home: np.ndarray, kv_home: np.ndarray, place: Placement) -> list[tuple]:
@@ -85,7 +85,7 @@ def _needs(pieces: np.ndarray, q_home: np.ndarray, kv_home: np.ndarray, place: P
     return found
 
 
-def _scramble(values: np.ndarray) -> np.ndarray:
+def scramble(values: np.ndarray) -> np.ndarray:
     """Give small integers 64 random-looking bits (SplitMix64), so that sums tell sets of them apart: uint64 [n].
 
     Two sets of equal sum would share a shard: rows too many would travel, and no result be wrong.
@@ -96,7 +96,7 @@ def _scramble(values: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def _grouped(borders: np.ndarray, home: np.ndarray, mark: np.ndarray) -> Shards:
+def grouped(borders: np.ndarray, home: np.ndarray, mark: np.ndarray) -> Shards:
     """Join the spans between borders into one shard for each home and mark, in token order."""
     order = np.lexsort([mark, home])  # stable: token order within
     home, mark, start, stop = home[order], mark[order], borders[:-1][order], borders[1:][order]

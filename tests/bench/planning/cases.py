@@ -17,7 +17,8 @@ from statistics import fmean, median
 import numpy as np
 
 from hsap import planners
-from hsap.cli.plan import read_planner, warm_up
+from hsap.api import compile
+from hsap.cli.plan import read_planner
 from hsap.compiler.pipeline import build
 from hsap.ir.effects import attended_pairs
 from hsap.ir.heads import HeadShape
@@ -92,7 +93,8 @@ def cases(section: str, workloads: Sequence[str], ranks: Sequence[int], num_batc
 def measure(case: Case, planner: str, runs: int) -> dict:
     """Plan and verify a case's batches `runs` times each; figures are means over batches, times medians over runs.
 
-    What the planner refuses is said under the key `refused` and has no figures.
+    own_topology is there where the planner runs the ranks at a shape that isn't the case's. What the planner refuses
+    is said under the key `refused` and has no figures.
     """
     line = {
         "section": case.section,
@@ -106,8 +108,9 @@ def measure(case: Case, planner: str, runs: int) -> dict:
     }
     name, options = read_planner(planner)
     try:
-        warm_up(next(case.problems()), name, options)
-        return line | _mean([_figures(problem, name, options, runs) for problem in case.problems()])
+        compile(next(case.problems()), name, **options)  # loads what is compiled
+        figures = [_figures(problem, name, options, runs) for problem in case.problems()]
+        return line | figures[0][0] | _mean([numbers for _, numbers in figures])
     except (ValueError, ImportError) as error:
         return line | {"refused": str(error)}
 
@@ -135,7 +138,8 @@ def peers(case: Case) -> list[dict]:
     ]
 
 
-def _figures(problem: Problem, planner: str, options: dict, runs: int) -> dict:
+def _figures(problem: Problem, planner: str, options: dict, runs: int) -> tuple[dict, dict]:
+    """Words and numbers of one problem."""
     times = []
     for _ in range(runs):
         gc.collect()
@@ -148,7 +152,8 @@ def _figures(problem: Problem, planner: str, options: dict, runs: int) -> dict:
         assert report.ok, str(report)
     choose_s, rest_s = (median(column) for column in zip(*times))
     figures = summary(plan)
-    return {
+    words = {key: figures[key] for key in ("own_topology",) if key in figures}
+    return words, {
         "area": figures["area_imbalance"],
         "area_backward": _backward_area(plan),
         "tokens": figures["token_imbalance"],

@@ -27,6 +27,11 @@ LEGEND = (
 )
 
 
+def name(line: dict) -> str:
+    """Give a line's planner, with the shape that it runs the ranks at where it isn't the case's."""
+    return line["planner"] + (f" as {line['own_topology']}" if "own_topology" in line else "")
+
+
 def cells(line: dict) -> list[str]:
     """Give a line's cells in the order of TITLES; a dash where it has no figure."""
     out = [_number(line.get("area"), 3), _number(line.get("tokens"), 3), *_mib(line.get("forward"))]
@@ -46,8 +51,8 @@ def header(width: int) -> str:
 def text(line: dict, width: int) -> str:
     """One line of aligned text."""
     if "refused" in line:
-        return f"{line['planner']:<{width}}  refused: {line['refused']}"
-    return f"{line['planner']:<{width}}" + "".join(f"{cell:>11}" for cell in cells(line))
+        return f"{name(line):<{width}}  refused: {line['refused']}"
+    return f"{name(line):<{width}}" + "".join(f"{cell:>11}" for cell in cells(line))
 
 
 def markdown(conditions: str, lines: Iterable[tuple[str, dict]]) -> str:
@@ -57,7 +62,7 @@ def markdown(conditions: str, lines: Iterable[tuple[str, dict]]) -> str:
         out += ["", f"## {case}", "", "| planner | " + " | ".join(TITLES) + " |", "|---" * (len(TITLES) + 1) + "|"]
         for _, line in group:
             refused = [f"refused: {line['refused']}"] + [""] * (len(TITLES) - 1) if "refused" in line else None
-            out.append(f"| {line['planner']} | " + " | ".join(refused or cells(line)) + " |")
+            out.append(f"| {name(line)} | " + " | ".join(refused or cells(line)) + " |")
     return "\n".join(out) + "\n"
 
 
