@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
@@ -22,6 +22,7 @@ _HOME_OF = {
     "reference": "hsap.runtime.reference",
     "Executor": "hsap.runtime.executor",
     "Session": "hsap.runtime.executor",
+    "Timeline": "hsap.sim",
     "PlannedAttention": "hsap.runtime.attention",
     "attention": "hsap.runtime.attention",
 }
@@ -36,11 +37,13 @@ __all__ = [
     "PlannedAttention",
     "Problem",
     "Session",
+    "Timeline",
     "Topology",
     "attention",
     "compile",
     "parse",
     "reference",
+    "simulate",
     "verify",
 ]
 

@@ -17,7 +17,7 @@ from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import area, cut
 from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
-from hsap.verify.fingerprint import PairWeights, random_sums
+from hsap.verify.fingerprint import MEMORY, PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
 from hsap.verify.structure import distinct_ranges
 
@@ -31,7 +31,7 @@ def pairs(s: Stream) -> Iterator[Found]:
     if s.direction == 1:  # both directions attend one table
         return
     wanted, table = s.plan.problem.slices(s.mask), s.slices
-    weights = PairWeights(s.plan.problem.layout.num_tokens, wanted)
+    weights = PairWeights(s.plan.problem.layout.num_tokens, wanted, MEMORY.take)
     sums, known = weights.over(table)
     if not known.all():
         bad = int(np.argmin(known))

@@ -13,6 +13,9 @@ a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 
@@ -22,22 +25,50 @@ GAP = 16
 """Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
 
 
-def random_sums(count: int) -> np.ndarray:
+class _Memory(threading.local):
+    """Tables of one number a token that a thread uses again: fresh pages cost several times what is done in them."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, count: int) -> np.ndarray:
+        """Give the table of that name, of any content: uint64 [count]. It is the caller's until the next call."""
+        table = self.tables.get(name)
+        if table is None or len(table) < count:
+            table = np.empty(count, np.uint64)
+            if count <= MOST_KEPT:
+                self.tables[name] = table
+        return table[:count]
+
+
+MEMORY = _Memory()
+MOST_KEPT = 1 << 21
+"""Longest table that is kept for the next verification: 16 MiB."""
+
+
+def fresh(name: str, count: int) -> np.ndarray:
+    """Give a new table, of any content: uint64 [count]."""
+    return np.empty(count, np.uint64)
+
+
+def random_sums(count: int, out: np.ndarray | None = None) -> np.ndarray:
     """Sums of the first i of `count` uniform weights in Z/2^64, modulo 2^64: uint64 [count + 1].
 
-    The generator is seeded afresh by the operating system.
+    The generator is seeded afresh by the operating system. out: where to put them.
     """
-    return _random_sums(np.random.SeedSequence().generate_state(4, np.uint64), count)
+    out = np.empty(count + 1, np.uint64) if out is None else out
+    _random_sums(np.random.SeedSequence().generate_state(4, np.uint64), out)
+    return out
 
 
 @njit(cache=True)
-def _random_sums(state, count):
-    """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero."""
-    sums = np.empty(count + 1, np.uint64)
-    sums[0] = 0
-    s0, s1, s2, s3 = state
-    for i in range(count):
-        sums[i + 1] = sums[i] + _rotate(s0 + s3, np.uint64(23)) + s0
+def _random_sums(state, sums):
+    """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero. Fills `sums`."""
+    total = np.uint64(0)
+    s0, s1, s2, s3 = state[0], state[1], state[2], state[3]
+    for i in range(len(sums)):
+        sums[i] = total
+        total += _rotate(s0 + s3, np.uint64(23)) + s0
         carried = s1 << np.uint64(17)
         s2 ^= s0
         s3 ^= s1
@@ -45,7 +76,6 @@ def _random_sums(state, count):
         s0 ^= s3
         s2 ^= carried
         s3 = _rotate(s3, np.uint64(45))
-    return sums
 
 
 @njit(cache=True)
@@ -54,11 +84,14 @@ def _rotate(x, by):
 
 
 class PairWeights:
-    """Weights of all (q, k) pairs, able to sum over slices that cut along the diagonals of a mask's own slices."""
+    """Weights of all (q, k) pairs, able to sum over slices that cut along the diagonals of a mask's own slices.
 
-    def __init__(self, num_tokens: int, mask: np.ndarray) -> None:
-        self.sum_a, self.sum_b = random_sums(num_tokens), random_sums(num_tokens)
-        self.num_tokens = num_tokens
+    take: where the tables come from; with `MEMORY.take` the thread's next ones overwrite them.
+    """
+
+    def __init__(self, num_tokens: int, mask: np.ndarray, take: Callable[[str, int], np.ndarray] = fresh) -> None:
+        self.sum_a, self.sum_b = (random_sums(num_tokens, take(name, num_tokens + 1)) for name in ("a", "b"))
+        self.num_tokens, self.take = num_tokens, take
         self._walk(np.concatenate(diagonals(mask)))
 
     def _walk(self, runs: np.ndarray) -> None:
@@ -77,7 +110,8 @@ class PairWeights:
             runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
         self.runs = runs
         self.starts = np.cumsum(np.r_[0, runs[:, 2] - runs[:, 1]])
-        self.sums = _run_sums(runs, int(self.starts[-1]), self.sum_a, self.sum_b)
+        self.sums = self.take("runs", int(self.starts[-1]) + 1)
+        _run_sums(runs, self.sum_a, self.sum_b, self.sums)
 
     def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
         """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
@@ -108,19 +142,20 @@ class PairWeights:
 
 
 @njit(cache=True)
-def _run_sums(runs, num_terms, sum_a, sum_b):
-    """Sums of the first i terms a(q) B(q + e) of all runs one after another: uint64 [num_terms + 1].
+def _run_sums(runs, sum_a, sum_b, sums):
+    """Fill `sums` with those of the first i terms a(q) B(q + e) of all runs one after another.
 
     Every q and q + e must be in range. runs: int64 [n, 3], rows (e, first, stop).
     """
-    sums = np.empty(num_terms + 1, np.uint64)
-    sums[0] = 0
-    term = 0
-    for e, first, stop in runs:
-        for q in range(first, stop):
-            sums[term + 1] = sums[term] + (sum_a[q + 1] - sum_a[q]) * sum_b[q + e]
-            term += 1
-    return sums
+    total, term = np.uint64(0), 0
+    for run in range(len(runs)):
+        e, first, stop = runs[run, 0], runs[run, 1], runs[run, 2]
+        a, b, out = sum_a[first : stop + 1], sum_b[first + e : stop + e], sums[term : term + stop - first]
+        for i in range(len(out)):
+            out[i] = total
+            total += (a[i + 1] - a[i]) * b[i]
+        term += len(out)
+    sums[term] = total
 
 
 def bends(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
