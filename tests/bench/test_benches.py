@@ -37,7 +37,7 @@ def test_lines_are_means_over_batches():
 
 
 def test_lines_name_the_shape_or_the_planner_that_was_chosen():
-    assert tables.name(measure(SMALL, "auto:candidates=ring", 1)) == "auto: ring"
+    assert tables.name(measure(SMALL, "auto:candidates=ring", 1)) == "auto:candidates=ring: ring"
     wide = Case("planners", "small", ((400,),), Topology(4, 1))
     assert tables.name(measure(wide, "usp:heads=2", 1)) == "usp:heads=2 as 2x2"
     assert tables.name(measure(wide, "ring", 1)) == "ring"
