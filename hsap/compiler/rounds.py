@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hsap.ir.sort import distinct
+from hsap.ir.sort import order_of
 
 
 def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
@@ -78,13 +78,32 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
     if not len(stage):
         return np.zeros(0, np.int64)
     key = ((stage - stage.min()) * num_ranks + src) * num_ranks + dst
-    key, index = distinct(key)
-    sender, dst = np.divmod(key, num_ranks)
-    stage, src = np.divmod(sender, num_ranks)
-    num_stages = int(stage[-1]) + 1
-    degree = [np.bincount(stage * num_ranks + end, minlength=num_stages * num_ranks) for end in (src, dst)]
-    num_rounds = np.max(degree, axis=0).reshape(num_stages, num_ranks).max(axis=1)
-    rounds = (first + np.cumsum(num_rounds) - num_rounds)[stage]
-    borders = np.searchsorted(stage, np.arange(num_stages + 1))
-    _colour(src, dst, num_ranks, borders, num_rounds, rounds)
-    return rounds[index]
+    by_key = order_of(key)
+    return _deal(key[by_key], by_key, num_ranks, first)
+
+
+@njit(cache=True)
+def _deal(keys, by_key, num_ranks, first):
+    """Colour the edges of each stage and number the rounds. keys: (stage, src, dst) as one number, rising."""
+    edges = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    pair = keys[edges] % (num_ranks * num_ranks)
+    src, dst = pair // num_ranks, pair % num_ranks
+    stage = keys[edges] // (num_ranks * num_ranks)
+    borders = np.searchsorted(stage, np.arange(stage[-1] + 2))
+    num_rounds = np.zeros(len(borders) - 1, np.int64)
+    colours = np.empty(len(edges), np.int64)
+    next_round = first
+    for s in range(len(num_rounds)):
+        here = slice(borders[s], borders[s + 1])
+        colours[here] = next_round
+        degree = np.bincount(np.append(src[here], num_ranks + dst[here]), minlength=1)
+        num_rounds[s] = degree.max() if borders[s] < borders[s + 1] else 0
+        next_round += num_rounds[s]
+    _colour(src, dst, num_ranks, borders, num_rounds, colours)
+    rounds = np.empty(len(keys), np.int64)
+    edge = -1
+    for i in range(len(keys)):
+        if i == 0 or keys[i] != keys[i - 1]:
+            edge += 1
+        rounds[by_key[i]] = colours[edge]
+    return rounds

@@ -13,6 +13,7 @@ a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -57,7 +58,7 @@ def random_sums(count: int, out: np.ndarray | None = None) -> np.ndarray:
     The generator is seeded afresh by the operating system. out: where to put them.
     """
     out = np.empty(count + 1, np.uint64) if out is None else out
-    _random_sums(np.random.SeedSequence().generate_state(4, np.uint64), out)
+    _random_sums(np.frombuffer(bytearray(os.urandom(32)), np.uint64), out)
     return out
 
 
