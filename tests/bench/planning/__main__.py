@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     sections = asked.section or (("planners",) if asked.quick else (*SECTIONS, "passes"))
     conditions = _conditions(asked.runs)
     print(f"{conditions}\n{tables.LEGEND}")
-    width = max(len(name) for name in (*names, "(magi_minheap)")) + len(" as 64x2")
+    width = max(len(name) for name in (*names, "(magi_minheap)")) + len(": nested flashcp")
     lines: list[tuple[str, dict]] = []
     for section in (name for name in SECTIONS if name in sections):
         for case in cases(section, workloads, ranks, 1 if asked.quick else None):
