@@ -19,7 +19,6 @@ from numba import njit
 
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, MAX_ORDER, ORDER, OWN, area_before, row_of_area
 
-
 MAX_TILES = 4
 
 
