@@ -16,8 +16,8 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table
-from hsap.verify.placement import spans_of
 from hsap.verify.report import Fault
+from hsap.verify.slices import spans_of
 
 SHOWN = 3
 """Faults that a rule reports at most: the first ones tell the story."""

@@ -95,7 +95,7 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
     if len(size) > 1:
         loose = np.maximum(mean * (1 + slack * NODE_SLACK), np.ceil(mean * [0, 1]))
         rules = rules_of(costs, groups, loose[:, None] * size, 0.0)
-        pieces, counts = search_level(pieces, counts, documents, rules, proposals, 100, 8, (4.0, 64.0), min(2, groups), 1)
+        pieces, counts = search_level(pieces, counts, documents, rules, proposals, 100, (4.0, 64.0), min(2, groups), 1)
     tables = []
     for x in range(len(size)):
         template, sizes, which = inside(pieces, counts, x, groups) if len(size) > 1 else (pieces, counts, np.arange(len(counts)))
@@ -103,7 +103,7 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
             continue
         own = part_of_documents(documents, which)
         rules = rules_of(costs, groups, np.repeat(caps[:, None], size[x], axis=1), PEAK)
-        placed, sizes = search_level(template, sizes, own, rules, proposals // 3, 24, 2, (8.0, 200.0), 8, 2 + x)
+        placed, sizes = search_level(template, sizes, own, rules, proposals // 3, 48, (8.0, 200.0), 8, 2 + x)
         tables.append(tabulate(placed, sizes, starts[which], own.length, groups, first_rank[x]))
     if not tables:
         return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
@@ -115,24 +115,24 @@ def totals(documents: Documents) -> np.ndarray:
     return np.array([(documents.weight * documents.length * (documents.length + 1) / 2).sum(), documents.length.sum()], float)
 
 
-def search_level(template, counts, documents, rules, proposals, starts, keep, price, max_order, seed):
+def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):
     """Solve one level: (pieces, counts)."""
     num_bins = rules.caps.shape[1]
     places = 2 * template.shape[1] + 3 * num_bins + 8
-    unit = 1024.0
-    heat = (40 * unit, 3 * unit)
+    heat = (0.004, 0.0003)
     pieces, sizes, _, _ = solve(
-        template, counts, documents, rules, wishes(starts, max_order, seed), keep, proposals, heat, price, max_order, places, seed
+        template, counts, documents, rules, wishes(starts, max_order, seed), proposals, heat, price, max_order, places, seed
     )
     return pieces, sizes
 
 
 def wishes(starts: int, max_order: int, seed: int) -> np.ndarray:
-    """Draw the parameters of first placements, see `peel`: float64 [starts, 5]."""
+    """Draw the parameters of first placements, see `peel`: float64 [starts, 6]."""
     r = np.random.default_rng(seed)
     out = np.stack([
         r.uniform(-0.5, 1, starts), r.uniform(-0.5, 1, starts), r.choice([0, 0.3, 0.6, 1], starts),
         r.choice([0, 0, 0.25, 0.5, 1], starts), r.choice([o for o in (1, 2, 4, 8) if o <= max_order], starts),
+        r.uniform(0.55, 1.0, starts),
     ], axis=1)  # fmt: skip
     out[:2, :4] = (0.5, 0.5, 0, 0), (0.9, 0.9, 0, 0)
     return out[:starts]

@@ -20,8 +20,9 @@ these bins; order; home bin and compute bins (up to `MAX_ORDER` columns from BIN
 MAX_ORDER = 8
 WIDTH = BIN + MAX_ORDER
 
-BYTES, AREA, TOKENS = range(3)
-"""Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds."""
+BYTES, AREA, TOKENS, PIECES = range(4)
+"""Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds, and in how many pieces."""
+NUM_LOADS = 4
 
 
 class Documents(NamedTuple):
@@ -42,6 +43,7 @@ class Rules(NamedTuple):
 
     kv, q, o: bytes of one head group's row. groups: number of head groups. caps: float64 [2, bins], most area and most
     tokens of each bin. unit: bytes that an excess of one whole cap is worth. peak: weight of the busiest bin's bytes.
+    piece: bytes that a piece more is worth.
     """
 
     kv: float
@@ -51,6 +53,7 @@ class Rules(NamedTuple):
     caps: np.ndarray
     unit: float
     peak: float
+    piece: float
 
 
 @njit(cache=True, inline="always")
@@ -108,6 +111,7 @@ def add_document(load, pieces, count, sign, d, documents, rules, reach):
                     here += 1
                     reach[0, x, g] = end
             load[AREA, x] += sign * pairs * here / groups
+            load[PIECES, x] += sign
             if own:
                 load[TOKENS, home] += sign * width
                 load[BYTES, home] += sign * width * rules.o * (groups - here if x == home else groups)
@@ -131,6 +135,7 @@ def _add_tile(load, piece, begin, sign, pairs, rules, reach):
         x = piece[BIN + j]
         mine = width * (j + 1) // order - width * j // order
         load[AREA, x] += sign * pairs / order
+        load[PIECES, x] += sign
         load[TOKENS, x] += sign * mine
         load[BYTES, x] += sign * per_part * ((width - mine) * rules.q + mine * (order - 1) * rules.o)
         part, column = j % head_parts, j // head_parts
@@ -185,7 +190,7 @@ def energy(load, rules, price):
     most = 0.0
     excess = 0.0
     for x in range(load.shape[1]):
-        total += load[BYTES, x]
+        total += load[BYTES, x] + rules.piece * load[PIECES, x]
         most = max(most, load[BYTES, x])
         for k in range(2):
             over = load[AREA + k, x] / rules.caps[k, x] - 1.0

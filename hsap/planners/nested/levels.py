@@ -10,6 +10,10 @@ from numba import njit
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, ORDER, OWN, WIDTH, Documents, Rules, column_range, tidy
 
 
+PIECE_ROWS = 32
+"""Rows of KV that a piece more is worth: a cut makes shards, transfers and kernel calls."""
+
+
 class Table(NamedTuple):
     """Who holds and who computes, in token positions.
 
@@ -119,4 +123,4 @@ def tabulate(pieces, counts, starts, lengths, groups, first_rank):
 def rules_of(costs, groups: int, caps: np.ndarray, peak: float) -> Rules:
     """Judge by bytes. caps: [2, bins]. A bin's tokens as KV are the unit that excess is priced in."""
     kv, q, o = (float(c) for c in costs)
-    return Rules(kv, q, o, groups, np.asarray(caps, np.float64), max(float(caps[1].mean()) * kv * groups, 1.0), peak)
+    return Rules(kv, q, o, groups, np.asarray(caps, np.float64), max(float(caps[1].mean()) * kv * groups, 1.0), peak, PIECE_ROWS * kv * groups)

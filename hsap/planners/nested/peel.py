@@ -20,7 +20,7 @@ from numba import njit
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, MAX_ORDER, ORDER, OWN, area_before, row_of_area
 
 
-MAX_TILES = 4
+MAX_TILES = 8
 
 
 class Items(NamedTuple):
@@ -70,8 +70,9 @@ def items_of(pieces, counts, documents, groups):
 def peel(template, counts, documents, rules, wish, pieces, sizes):
     """Place a template's items and write the documents that come of it to pieces and sizes.
 
-    wish: float64 [5]: how far to go between the mean and the cap in area and in tokens, noise of choices, share of the
-    missing tokens that comes from the cut item's own prefix, largest order of the tiles that large items start as.
+    wish: float64 [6]: how far to go between the mean and the cap in area and in tokens, noise of choices, share of the
+    missing tokens that comes from the cut item's own prefix, largest order of the tiles that large items start as, and
+    how full a tile has to make its bins.
     """
     items = items_of(template, counts, documents, rules.groups)
     caps = rules.caps
@@ -80,7 +81,7 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
     ends = np.zeros((2, n), np.int64)
     left, room = np.zeros(2), np.zeros(2)
     loads = np.zeros((2, num_bins))
-    tiles = _tiles(items, documents, rules, loads, tails, ends, min(int(wish[4]), num_bins))
+    tiles = _tiles(items, documents, rules, loads, tails, ends, wish)
     for t in range(n):
         left[0] += _pairs(items, documents, t, items.low[t], items.high[t])
         left[1] += _tokens(items, t)
@@ -120,32 +121,31 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
 
 
 @njit(cache=True)
-def _tiles(items, documents, rules, loads, tails, ends, max_order):
+def _tiles(items, documents, rules, loads, tails, ends, wish):
     """Place suffixes of the largest items as tiles, on the emptiest bins: int64 [MAX_TILES, 1 + MAX_ORDER] order, bins."""
     caps, num_bins = rules.caps, loads.shape[1]
     tiles = np.zeros((MAX_TILES, 1 + MAX_ORDER), np.int64)
-    num = 0
+    num, t = 0, 0
     mean = caps[0].sum() / num_bins
-    t = 0
-    while t < len(items.low) and num < MAX_TILES and max_order > 1:
-        low, high = items.low[t], items.high[t]
+    while t < len(items.low) and num < MAX_TILES:
+        d, low, high = items.document[t], items.low[t], items.high[t]
         pairs = _pairs(items, documents, t, low, high)
-        order = max_order
-        while order > 1 and pairs < 0.5 * order * mean:
+        order = _order(rules, documents, d, high, mean, min(int(wish[4]), num_bins))
+        while order > 1 and pairs < wish[5] * order * mean:
             order //= 2
         emptiest = np.argsort(loads[0] / caps[0], kind="mergesort")[:order]
         room = 1e300
         for x in emptiest:
-            room = min(room, 0.97 * caps[0, x] - loads[0, x])
+            room = min(room, 0.98 * caps[0, x] - loads[0, x])
         if order < 2 or not items.own[t] or items.part[t] < 1 or room < 0.3 * mean:
             t += 1
             continue
         row = low
         if pairs > order * room:
-            row = int(math.ceil(row_of_area(documents, items.document[t], area_before(documents, items.document[t], high) - order * room)))
+            row = int(math.ceil(row_of_area(documents, d, area_before(documents, d, high) - order * room)))
         if order > rules.groups:
             row = max(row, (2 * high + 2) // 3)
-        if row >= high - order or (documents.table[items.document[t]] >= 0 and order > rules.groups):
+        if row >= high - order:
             t += 1
             continue
         tiles[num, 0] = order
@@ -158,6 +158,24 @@ def _tiles(items, documents, rules, loads, tails, ends, max_order):
         items.high[t] = row
         num += 1
     return tiles
+
+
+@njit(cache=True)
+def _order(rules, documents, d, high, pairs, most):
+    """Order of a tile below row `high` that costs a bin least when it computes so many pairs there."""
+    rows = high - row_of_area(documents, d, area_before(documents, d, high) - pairs)
+    best, least = 1, rules.kv * rules.groups * high
+    order = 2
+    while order <= most:
+        parts = min(order, rules.groups)
+        if order > parts and documents.table[d] >= 0:
+            break
+        cost = rows * (order - 1) * (rules.q + rules.o) + rules.kv * high * parts / order
+        cost *= rules.groups / parts
+        if cost < least:
+            best, least = order, cost
+        order *= 2
+    return best
 
 
 @njit(cache=True)
@@ -205,7 +223,12 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
         return -1
     best, cost, row = -1, 1e18, 0
     for t in range(n):
-        if items.high[t] - items.low[t] < 2:
+        d, high = items.document[t], items.high[t]
+        if high - items.low[t] < 2 or items.part[t] == 0:
+            continue
+        # Where the suffix would begin if nothing else came with it.
+        least = row_of_area(documents, d, area_before(documents, d, high) - (goal[0] - load[0]) / items.part[t])
+        if least >= cost:
             continue
         start = _start(items, documents, goal, load, light, t, share)
         if items.low[t] < start < items.high[t]:

@@ -24,7 +24,7 @@ from hsap.planners.nested.cost import (
 )
 from hsap.planners.nested.moves import cut_row, insert, part_of
 
-MOST_RECEIVERS = 8
+MOST_RECEIVERS = 4
 WITH_ROWS, COMPUTE_ONLY, HOME_ONLY = range(3)
 
 
@@ -33,43 +33,52 @@ def repair(pieces, counts, documents, load, rules, price, most_steps):
     """Change pieces and counts in place until no bin exceeds a cap or no cut helps; load is kept right."""
     num_bins = load.shape[1]
     reach = np.zeros((3, num_bins, rules.groups), np.int64)
-    edit = np.zeros(pieces.shape[1:], np.int64)
-    best_edit = edit.copy()
-    trial = load.copy()
+    edit = np.zeros((2, *pieces.shape[1:]), np.int64)
     for _ in range(most_steps):
         k, x = fullest(load, rules.caps)
         if load[AREA + k, x] <= rules.caps[k, x]:
             return
-        now = energy(load, rules, price)
-        best, best_document, best_size = now - 1e-6 * max(now, 1.0), -1, 0
         receivers = np.argsort(load[AREA + k] - rules.caps[k], kind="mergesort")[:MOST_RECEIVERS]
-        for d in range(len(counts)):
-            count = counts[d]
-            if count + 2 > pieces.shape[1]:
-                continue
-            for i in range(count):
-                if not _uses(pieces[d, i], x, k):
-                    continue
-                for y in receivers:
-                    for way in range(6):
-                        edit[:count] = pieces[d, :count]
-                        size = _cut(edit, count, i, d, documents, load, rules, k, x, y, way % 2 == 1, way // 2)
-                        if size == 0:
-                            continue
-                        trial[:] = load
-                        add_document(trial, pieces[d], count, -1.0, d, documents, rules, reach)
-                        add_document(trial, edit, size, 1.0, d, documents, rules, reach)
-                        after = energy(trial, rules, price)
-                        if after < best:
-                            best, best_document, best_size = after, d, size
-                            best_edit[:size] = edit[:size]
-        if best_document < 0:
+        d, size = _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, WITH_ROWS, edit, reach)
+        if d < 0:
+            way = COMPUTE_ONLY if k == 0 else HOME_ONLY
+            d, size = _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach)
+        if d < 0:
             return
-        d = best_document
         add_document(load, pieces[d], counts[d], -1.0, d, documents, rules, reach)
-        pieces[d, :best_size] = best_edit[:best_size]
-        counts[d] = best_size
+        pieces[d, :size] = edit[1, :size]
+        counts[d] = size
         add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+
+
+@njit(cache=True)
+def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach):
+    """Write to edit[1] the document after the cut that leaves the least energy: (document, new count), -1 if none helps."""
+    best, best_document, best_size = energy(load, rules, price) * (1 - 1e-9), -1, 0
+    without, trial = load.copy(), load.copy()
+    for d in range(len(counts)):
+        count = counts[d]
+        fresh = True
+        for i in range(count):
+            if count + 2 > pieces.shape[1] or not _uses(pieces[d, i], x, k):
+                continue
+            if fresh:
+                fresh = False
+                without[:] = load
+                add_document(without, pieces[d], count, -1.0, d, documents, rules, reach)
+            for y in receivers:
+                for at_end in (False, True):
+                    edit[0, :count] = pieces[d, :count]
+                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, at_end, way)
+                    if size == 0:
+                        continue
+                    trial[:] = without
+                    add_document(trial, edit[0], size, 1.0, d, documents, rules, reach)
+                    after = energy(trial, rules, price)
+                    if after < best:
+                        best, best_document, best_size = after, d, size
+                        edit[1, :size] = edit[0, :size]
+    return best_document, best_size
 
 
 @njit(cache=True)
