@@ -3,7 +3,7 @@
 Paper: "The Llama 3 Herd of Models" (2024), §3.3.2, context parallelism: the sequence is cut into 2N chunks, rank r
 holds chunks r and 2N - 1 - r, and K and V are all-gathered before attention: simple for any mask, and with grouped KV
 heads small beside the computation, so that its exposed latency is accepted.
-Cost: one exchange under which nothing is computed; at most (N - 1) · L / N KV rows a rank, 1 query row never moves. The
+Cost: one exchange under which nothing is computed, of at most (N - 1) · L / N KV rows a rank; queries never move. The
 chunks balance one causal document; documents in a pack leave areas as uneven as they fall.
 Ours: only the KV that a rank's queries see is sent to it, straight from its home, and nothing is padded.
 Options: chunks=pack (the paper's) cuts the packed sequence; chunks=document cuts every document into 2N chunks, which
