@@ -103,9 +103,9 @@ def even_areas(
 def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
     """Move blocks off a rank until it is at the goal or can give none; False where it gave none.
 
-    mine: its blocks. rank, load: of the blocks and ranks so far, updated. sides: query and KV shard of each block, int64
-    [2, num_blocks].
-    uses: of each side's shards on each rank [2, num_ranks, num_shards], updated. price: what a shard's way costs.
+    mine: its blocks. rank, load: of all blocks and ranks so far, updated. sides: query and KV shard of each block.
+    uses: how often each side's shards are used on each rank, int32 [2, num_ranks, num_shards], updated. price: what a
+    shard's way costs.
     """
     gave = False
     while load[busy] > goal:
