@@ -1,4 +1,4 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `planners`, one command a file. Starts without torch."""
+"""Command line: `hsap plan`, `verify`, `simulate`, `planners`, one command a file. Starts without torch and numba."""
 
 from __future__ import annotations
 

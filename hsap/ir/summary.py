@@ -67,7 +67,7 @@ def _mask(plan: Plan, mask: int) -> dict:
     stages = max(int(chart[:, Chart.STAGE].max(initial=-1)) + 1 for chart in plan.chart[mask])
     named, layers = plan.problem.masks[mask]
     out = {
-        "mask": str(named) if isinstance(named, Mask) else [str(each) for each in named],
+        "mask": str(named) if isinstance(named, Mask) else sorted({str(each) for each in named}),
         "layers": layers,
         "area_per_rank": [_plain(a) for a in pairs / heads],
         "area_imbalance": _imbalance(pairs),

@@ -20,7 +20,7 @@ class ModelConfig:
     backward; attention itself is never recomputed. `loss_chunk_tokens` bounds the rows of logits that exist at one
     time. `masks` names the attention mask of each layer, from the first on, in the spelling of `parse_layers` or as a
     list of such texts: of every layer, or a pattern that is repeated to the last, as in window:1024*5+causal. It is
-    kept as one text for all layers.
+    kept as the text of the shortest such pattern.
     Errors: ValueError that names the field.
     """
 
@@ -57,7 +57,7 @@ class ModelConfig:
             raise ValueError(
                 f"model.checkpointing is {self.checkpointing!r}; the choices are {', '.join(CHECKPOINTING)}."
             )
-        object.__setattr__(self, "masks", _all_layers(self.masks, self.num_layers))
+        object.__setattr__(self, "masks", _pattern(self.masks, self.num_layers))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], tokenizer_vocab_size: int | None = None) -> "ModelConfig":
@@ -95,7 +95,8 @@ class ModelConfig:
     @property
     def layer_masks(self) -> tuple[Mask, ...]:
         """The attention mask of each layer."""
-        return parse_layers(self.masks)
+        pattern = parse_layers(self.masks)
+        return pattern * (self.num_layers // len(pattern))
 
     @property
     def q_dim(self) -> int:
@@ -145,18 +146,20 @@ class ModelConfig:
         return num_tokens * self.flops_per_token + self.num_layers * attention
 
 
-def _all_layers(masks: str, num_layers: int) -> str:
-    """Repeat a pattern of masks until every layer has one; equal masks of all layers give equal texts."""
+def _pattern(masks: str, num_layers: int) -> str:
+    """Check masks of layers, and give the shortest pattern that says the same: equal models have equal texts."""
     try:
-        pattern = parse_layers(masks)
+        layers = parse_layers(masks)
     except ValueError as error:
         raise ValueError(f"model.masks is {masks!r}: {error}.") from error
-    if num_layers % len(pattern):
+    if num_layers % len(layers):
         raise ValueError(
-            f"model.masks names {len(pattern)} layers, which don't go into model.num_layers {num_layers}: name one "
-            "mask for each layer, or a pattern that fits in a whole number of times."
+            f"model.masks names {len(layers)} layers, which don't go into model.num_layers {num_layers}: name one mask "
+            "for each layer, or a pattern that fits in a whole number of times."
         )
-    runs = ((mask, len([*run])) for mask, run in itertools.groupby(pattern * (num_layers // len(pattern))))
+    periods = (n for n in range(1, len(layers) + 1) if len(layers) % n == 0)
+    shortest = next(n for n in periods if layers[:n] * (len(layers) // n) == layers)
+    runs = ((mask, len([*run])) for mask, run in itertools.groupby(layers[:shortest]))
     return "+".join(f"{mask}*{count}" if count > 1 else f"{mask}" for mask, count in runs)
 
 

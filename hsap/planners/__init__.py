@@ -17,11 +17,13 @@ from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
 from hsap.planners.basp import basp
+from hsap.planners.dcp import dcp
 from hsap.planners.distflash import distflash
 from hsap.planners.flashcp import flashcp
 from hsap.planners.loongtrain import loongtrain
 from hsap.planners.magi import magi
 from hsap.planners.mesh import mesh
+from hsap.planners.nested import nested
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
 from hsap.planners.te import te
@@ -58,7 +60,11 @@ PLANNERS: dict[str, Planner] = {
     ),
     "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
+    "nested": Planner(nested, "HSAP (this project)", "node first, then rank, then tile; areas and tokens balanced"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "dcp": Planner(
+        dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
+    ),
     "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", True),
     "te": Planner(te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", True),
     "loongtrain": Planner(

@@ -124,6 +124,7 @@ def test_masks_of_every_layer_or_a_pattern():
     configs = {ModelConfig(**SMALL | {"num_layers": 6, "masks": masks}) for masks in same}
     assert len(configs) == 1
     (config,) = configs
+    assert config.masks == "window:64*2+causal"
     assert config.layer_masks == (window, window, causal, window, window, causal)
     assert ModelConfig(**SMALL | {"num_layers": 6, "masks": config.masks}) == config
     pairs, index = distinct_masks(config.layer_masks)

@@ -90,7 +90,7 @@ def test_random_layouts(lengths, heads, topology, planner, mask, cuts) -> None:
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask(mask: str, planner: str) -> None:
-    check([71, 1, 38, 2], (4, 2), "4x2", planner, mask)
+    check([41, 1, 22], (4, 2), "4x2", planner, mask)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

@@ -114,7 +114,7 @@ CHANGES = [
     (["engine.zero_stage=3"], "engine.zero_stage was 1, now 3"),
     (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
     (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
-    (["model.masks=[window:4,causal]"], "model.masks was causal*2, now window:4+causal"),
+    (["model.masks=[window:4,causal]"], "model.masks was causal, now window:4+causal"),
 ]
 
 

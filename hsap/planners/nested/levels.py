@@ -1,0 +1,126 @@
+"""Levels: documents to nodes, then what each node got to its ranks; at last one table of who computes and holds what."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from hsap.planners.nested.cost import BIN, END, HEADS, HOME, ORDER, OWN, WIDTH, Documents, Rules, column_range, tidy
+
+
+PIECE_ROWS = 32
+"""Rows of KV that a piece more is worth: a cut makes shards, transfers and kernel calls."""
+
+
+class Table(NamedTuple):
+    """Who holds and who computes, in token positions.
+
+    homes: int64 [n, 3], first row, last row + 1, rank. cells: int64 [m, 7], first and last + 1 of query rows, then of
+    keys, head group, rank, and 1 + the column where keys are cut into several, else 0.
+    """
+
+    homes: np.ndarray
+    cells: np.ndarray
+
+
+def whole_documents(length: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make the template of a level that has everything to place: (pieces [n, 1, WIDTH], counts [n])."""
+    pieces = np.zeros((len(length), 1, WIDTH), np.int64)
+    pieces[:, 0, END] = length
+    pieces[:, 0, [OWN, ORDER]] = 1
+    pieces[:, 0, HEADS] = (1 << groups) - 1
+    return pieces, np.ones(len(length), np.int64)
+
+
+@njit(cache=True)
+def inside(pieces, counts, x, groups):
+    """Make the template of bin x of a placement: (pieces, counts, index of the documents that it has a part in).
+
+    Rows of other bins stay in the lists as order 0, so that keys are counted rightly.
+    """
+    n, places = len(counts), pieces.shape[1]
+    out = np.zeros((n, 8 * places, pieces.shape[2]), np.int64)
+    sizes, which = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    num = 0
+    for d in range(n):
+        begin, touched, at = 0, False, 0
+        for i in range(counts[d]):
+            piece = pieces[d, i]
+            parts = max(piece[ORDER], 1)
+            for j in range(parts):
+                part = out[num, at]
+                part[:] = 0
+                part[END] = begin + (piece[END] - begin) * (j + 1) // parts
+                if piece[ORDER] == 1:
+                    part[OWN] = piece[OWN] and piece[HOME] == x
+                    part[HEADS] = piece[HEADS] if piece[BIN] == x else 0
+                elif piece[ORDER] > 1:
+                    part[OWN] = piece[BIN + j] == x
+                    per = groups // piece[ORDER]
+                    for k in range(piece[ORDER]):
+                        if piece[BIN + k] == x:
+                            part[HEADS] = ((1 << per) - 1) << (k * per)
+                if part[OWN] or part[HEADS]:
+                    part[ORDER] = 1
+                    touched = True
+                at += 1
+            begin = piece[END]
+        if touched:
+            sizes[num], which[num] = tidy(out[num], at), d
+            num += 1
+    most = 1
+    for d in range(num):
+        most = max(most, sizes[d])
+    return out[:num, :most].copy(), sizes[:num].copy(), which[:num].copy()
+
+
+def part_of_documents(documents: Documents, which: np.ndarray) -> Documents:
+    """Pick documents by index."""
+    return documents._replace(
+        length=documents.length[which], weight=documents.weight[which], table=documents.table[which]
+    )
+
+
+@njit(cache=True)
+def tabulate(pieces, counts, starts, lengths, groups, first_rank):
+    """Write a placement on ranks as homes and cells, see `Table`. starts: first token of each document."""
+    num_homes, num_cells = 0, 0
+    for d in range(len(counts)):
+        for i in range(counts[d]):
+            num_homes += pieces[d, i, ORDER]
+            num_cells += pieces[d, i, ORDER] * groups
+    homes, cells = np.zeros((num_homes, 3), np.int64), np.zeros((num_cells, 7), np.int64)
+    h, c = 0, 0
+    for d in range(len(counts)):
+        begin = 0
+        for i in range(counts[d]):
+            piece = pieces[d, i]
+            end, order, at = piece[END], piece[ORDER], starts[d]
+            parts = min(max(order, 1), groups)
+            columns, per_part = max(order, 1) // parts, groups // parts
+            for j in range(order):
+                x = first_rank + piece[BIN + j]
+                if piece[OWN]:
+                    homes[h, 0] = at + begin + (end - begin) * j // order
+                    homes[h, 1] = at + begin + (end - begin) * (j + 1) // order
+                    homes[h, 2] = first_rank + piece[HOME] if order == 1 else x
+                    h += 1
+                lo, hi = 0, lengths[d]
+                if columns > 1:
+                    lo, hi = column_range(begin, end, j // parts, columns)
+                    hi = lengths[d] if j // parts == columns - 1 else hi
+                for g in range(j % parts * per_part, (j % parts + 1) * per_part):
+                    if piece[HEADS] >> g & 1:
+                        cells[c, 0], cells[c, 1], cells[c, 2], cells[c, 3] = at + begin, at + end, at + lo, at + hi
+                        cells[c, 4], cells[c, 5], cells[c, 6] = g, x, 1 + j // parts if columns > 1 else 0
+                        c += 1
+            begin = end
+    return homes[:h], cells[:c]
+
+
+def rules_of(costs, groups: int, caps: np.ndarray, peak: float) -> Rules:
+    """Judge by bytes. caps: [2, bins]. A bin's tokens as KV are the unit that excess is priced in."""
+    kv, q, o = (float(c) for c in costs)
+    return Rules(kv, q, o, groups, np.asarray(caps, np.float64), max(float(caps[1].mean()) * kv * groups, 1.0), peak, PIECE_ROWS * kv * groups)

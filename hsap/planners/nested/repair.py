@@ -1,0 +1,147 @@
+"""Repair: bring every bin under its caps by the cheapest exact cuts, one at a time.
+
+Area and tokens can be mended apart from each other: rows may be computed by one bin and live in another (their queries
+then travel there and the outputs home). So a cut that helps always exists, down to single rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hsap.planners.nested.cost import (
+    AREA,
+    BIN,
+    END,
+    HEADS,
+    HOME,
+    ORDER,
+    OWN,
+    add_document,
+    area_before,
+    energy,
+    tidy,
+)
+from hsap.planners.nested.moves import cut_row, insert, part_of
+
+MOST_RECEIVERS = 4
+WITH_ROWS, COMPUTE_ONLY, HOME_ONLY = range(3)
+
+
+@njit(cache=True)
+def repair(pieces, counts, documents, load, rules, price, most_steps):
+    """Change pieces and counts in place until no bin exceeds a cap or no cut helps; load is kept right."""
+    num_bins = load.shape[1]
+    reach = np.zeros((3, num_bins, rules.groups), np.int64)
+    edit = np.zeros((2, *pieces.shape[1:]), np.int64)
+    for _ in range(most_steps):
+        k, x = fullest(load, rules.caps)
+        if load[AREA + k, x] <= rules.caps[k, x]:
+            return
+        receivers = np.argsort(load[AREA + k] - rules.caps[k], kind="mergesort")[:MOST_RECEIVERS]
+        d, size = _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, WITH_ROWS, edit, reach)
+        if d < 0:
+            way = COMPUTE_ONLY if k == 0 else HOME_ONLY
+            d, size = _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach)
+        if d < 0:
+            return
+        add_document(load, pieces[d], counts[d], -1.0, d, documents, rules, reach)
+        pieces[d, :size] = edit[1, :size]
+        counts[d] = size
+        add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+
+
+@njit(cache=True)
+def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach):
+    """Write to edit[1] the document after the cut that leaves the least energy: (document, new count), -1 if none helps."""
+    best, best_document, best_size = energy(load, rules, price) * (1 - 1e-9), -1, 0
+    without, trial = load.copy(), load.copy()
+    for d in range(len(counts)):
+        count = counts[d]
+        fresh = True
+        for i in range(count):
+            if count + 2 > pieces.shape[1] or not _uses(pieces[d, i], x, k):
+                continue
+            if fresh:
+                fresh = False
+                without[:] = load
+                add_document(without, pieces[d], count, -1.0, d, documents, rules, reach)
+            for y in receivers:
+                for at_end in (False, True):
+                    edit[0, :count] = pieces[d, :count]
+                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, at_end, way)
+                    if size == 0:
+                        continue
+                    trial[:] = without
+                    add_document(trial, edit[0], size, 1.0, d, documents, rules, reach)
+                    after = energy(trial, rules, price)
+                    if after < best:
+                        best, best_document, best_size = after, d, size
+                        edit[1, :size] = edit[0, :size]
+    return best_document, best_size
+
+
+@njit(cache=True)
+def fullest(load, caps):
+    """Resource (0 area, 1 tokens) and bin that exceed their cap most."""
+    worst, x, k = -1.0, 0, 0
+    for r in range(2):
+        for z in range(load.shape[1]):
+            full = load[AREA + r, z] / caps[r, z]
+            if full > worst:
+                worst, x, k = full, z, r
+    return k, x
+
+
+@njit(cache=True)
+def _uses(piece, x, k):
+    """Whether a piece loads bin x with resource k."""
+    if piece[ORDER] == 1:
+        return piece[BIN] == x and piece[HEADS] != 0 if k == 0 else piece[HOME] == x and piece[OWN] != 0
+    for j in range(piece[ORDER]):
+        if piece[BIN + j] == x:
+            return True
+    return False
+
+
+@njit(cache=True)
+def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
+    """Cut what x has too much, and y has room for, off piece i: the new count, 0 where that can't be done."""
+    piece = edit[i]
+    order = piece[ORDER]
+    begin = edit[i - 1, END] if i else 0
+    end = piece[END]
+    size = min(load[AREA + k, x] - rules.caps[k, x], rules.caps[k, y] - load[AREA + k, y])
+    if x == y or size <= 0 or (way == COMPUTE_ONLY and (k == 1 or not piece[OWN])) or (way == HOME_ONLY and k == 0):
+        return 0
+    if order > 1 and (at_end or way != WITH_ROWS):
+        return 0
+    whole = False
+    if k == 0:
+        part = part_of(piece, rules.groups) / order
+        pairs = size / part
+        whole = pairs >= area_before(documents, d, end) - area_before(documents, d, begin)
+        row = cut_row(documents, d, begin, end, pairs, 0.0, at_end)
+    else:
+        rows = max(int(size * order), 1)
+        whole = rows >= end - begin
+        row = end - rows if at_end else begin + rows
+    if whole:
+        if at_end or order > 1:
+            return 0
+        part_index, size_after = i, count
+    else:
+        if k == 0 and row == (end if at_end else begin):
+            row += -1 if at_end else 1
+        if row <= begin or row >= end:
+            return 0
+        insert(edit, count, i, row)
+        part_index, size_after = i + 1 if at_end else i, count + 1
+    given = edit[part_index]
+    if order > 1:
+        given[ORDER] = 1
+    if way != HOME_ONLY:
+        given[BIN] = y
+    if way != COMPUTE_ONLY:
+        given[HOME] = y
+    return tidy(edit, size_after)

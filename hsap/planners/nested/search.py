@@ -1,0 +1,207 @@
+"""Search: thousands of small changes to the pieces, kept when they lower the energy or by chance (annealing).
+
+A proposal changes one or two documents, often mends what then exceeds a cap by an exact cut in a third; only these are
+counted again. The price of exceeding a cap rises as the search goes on. Everything is seeded: effort is a number of
+proposals, never a time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from hsap.planners.nested.cost import AREA, BIN, BYTES, END, NUM_LOADS, ORDER, OWN, Rules, add_document, energy, tidy
+from hsap.planners.nested.moves import alike, cut_row, draw, give, insert, part_of, propose
+from hsap.planners.nested.peel import peel
+from hsap.planners.nested.repair import repair
+
+REPAIR_PRICE = 2000.0
+NOT_FOUND = 1e300
+ORDERS = np.array([1.0, 2.0, 4.0, 8.0])
+KEPT = 1
+
+
+@njit(cache=True)
+def solve(template, counts, documents, rules, wishes, proposals, heat, price, max_order, places, seed):
+    """Place a template's items: (pieces, counts, load, energy) of the best placement found.
+
+    template: int64 [documents, any, WIDTH] with counts [documents]: pieces of order 1 are to be placed. wishes:
+    float64 [starts, 6], see `peel`. Of the starts with equal largest order the `KEPT` best are improved with half of
+    the proposals, the best of all with the other half. heat, price: (first, last). places: pieces a document may have.
+    """
+    n, num_bins = len(counts), rules.caps.shape[1]
+    keep = len(ORDERS) * KEPT
+    pieces = np.zeros((keep + 1, n, places, template.shape[2]), np.int64)
+    sizes = np.zeros((keep + 1, n), np.int64)
+    load = np.zeros((keep + 1, NUM_LOADS, num_bins))
+    found = np.full(keep, NOT_FOUND)
+    reach = np.zeros((3, num_bins, rules.groups), np.int64)
+    for t in range(len(wishes)):
+        peel(template, counts, documents, rules, wishes[t], pieces[keep], sizes[keep])
+        load[keep] = 0
+        for d in range(n):
+            sizes[keep, d] = tidy(pieces[keep, d], sizes[keep, d])
+            add_document(load[keep], pieces[keep, d], sizes[keep, d], 1.0, d, documents, rules, reach)
+        value = energy(load[keep], rules, price[1])
+        first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
+        worst = first + np.argmax(found[first : first + KEPT])
+        if value < found[worst] and not (found == value).any():
+            found[worst] = value
+            pieces[worst], sizes[worst], load[worst] = pieces[keep], sizes[keep], load[keep]
+    rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
+    heat = (heat[0] * rules.unit, heat[1] * rules.unit)
+    if num_bins > 1:
+        share = proposals // (2 * (found < NOT_FOUND).sum())
+        for k in np.flatnonzero(found < NOT_FOUND):
+            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], num_bins)
+            found[k] = anneal(pieces[k], sizes[k], documents, load[k], rules, share, heat, price, max_order, seed + k)
+    b = np.argmin(found)
+    if num_bins > 1:
+        middle = (math.sqrt(heat[0] * heat[1]), heat[1])
+        anneal(pieces[b], sizes[b], documents, load[b], rules, proposals // 2, middle, (price[1], price[1]), max_order, seed)
+        repair(pieces[b], sizes[b], documents, load[b], rules, REPAIR_PRICE, 20 * num_bins)
+    return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
+
+
+@njit(cache=True)
+def priced(rules, unit):
+    """The same rules with another unit."""
+    return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak, rules.piece)
+
+
+@njit(cache=True)
+def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_order, seed):
+    """Change pieces and counts in place, keep load right, leave the best state met: its energy at the last price."""
+    state = np.array([np.uint64(seed * 2654435761 + 88172645463325252)])
+    reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
+    parts = np.zeros((len(counts), *load.shape))
+    for d in range(len(counts)):
+        add_document(parts[d], pieces[d], counts[d], 1.0, d, documents, rules, reach)
+    edit = np.zeros((3, pieces.shape[1], pieces.shape[2]), np.int64)
+    fresh = np.zeros((3, *load.shape))
+    sizes, which = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    trial = load.copy()
+    best_pieces, best_counts, best_load = pieces.copy(), counts.copy(), load.copy()
+    best = energy(load, rules, price[1])
+    now, now_price, now_heat = 0.0, price[0], heat[0]
+    stale = np.zeros(len(counts), np.bool_)
+    for step in range(proposals):
+        if step % 64 == 0:
+            now_heat = heat[0] * (heat[1] / heat[0]) ** (step / proposals)
+            now_price = price[0] * (price[1] / price[0]) ** (step / proposals)
+            now = energy(load, rules, now_price)
+        changed = propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which)
+        if changed == 0:
+            continue
+        trial[:] = load
+        for c in range(changed):
+            _exchange(trial, fresh[c], parts[which[c]], edit[c], sizes[c], which[c], documents, rules, reach)
+        if draw(state) < 0.7:
+            changed = _mend(pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach)
+        after = energy(trial, rules, now_price)
+        if after > now and draw(state) >= math.exp((now - after) / now_heat):
+            continue
+        now = after
+        load[:] = trial
+        for c in range(changed):
+            d = which[c]
+            pieces[d, : sizes[c]] = edit[c, : sizes[c]]
+            counts[d] = sizes[c]
+            parts[d] = fresh[c]
+            stale[d] = True
+        if energy(load, rules, price[1]) < best - 1e-6:
+            best = energy(load, rules, price[1])
+            for d in np.flatnonzero(stale):
+                best_pieces[d, : counts[d]] = pieces[d, : counts[d]]
+                best_counts[d] = counts[d]
+            stale[:] = False
+            best_load[:] = load
+    pieces[:], counts[:], load[:] = best_pieces, best_counts, best_load
+    return best
+
+
+@njit(cache=True)
+def _exchange(load, fresh, old, edit, size, d, documents, rules, reach):
+    """Count a changed document anew, into fresh, and put it in the place of its old loads."""
+    fresh[:] = 0
+    add_document(fresh, edit, size, 1.0, d, documents, rules, reach)
+    for k in range(load.shape[0]):
+        for x in range(load.shape[1]):
+            load[k, x] += fresh[k, x] - old[k, x]
+
+
+@njit(cache=True)
+def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, sizes, which, changed, reach):
+    """Cut what the fullest bin has too much off one of its pieces, for a neighbour or a bin with room: documents changed."""
+    k, x, y = _fullest(load, rules.caps, state)
+    size = load[AREA + k, x] - rules.caps[k, x]
+    if size <= 0:
+        return changed
+    n = len(counts)
+    first = int(n * draw(state))
+    for step in range(n):
+        d = (first + step) % n
+        c = changed
+        for e in range(changed):
+            c = e if which[e] == d else c
+        if c == 3:
+            continue
+        i = _piece_of(edit[c] if c < changed else pieces[d], sizes[c] if c < changed else counts[d], x, k, state)
+        if i < 0:
+            continue
+        if c == changed:
+            edit[c, : counts[d]] = pieces[d, : counts[d]]
+            sizes[c], which[c] = counts[d], d
+            fresh[c] = parts[d]
+        begin = edit[c, i - 1, END] if i else 0
+        end = edit[c, i, END]
+        at_end = draw(state) < 0.5
+        near = i + 1 if at_end else i - 1
+        shift = 0 <= near < sizes[c] and alike(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)]) and draw(state) < 0.7
+        part = part_of(edit[c, i], rules.groups)
+        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size + 1)
+        row = cut_row(documents, d, begin, end, pairs, rows, at_end)
+        if k == 0:
+            row += -1 if at_end else 1
+        if row <= begin or row >= end or not (shift or sizes[c] < edit.shape[1]):
+            return changed
+        if shift:
+            edit[c, min(i, near), END] = row
+        else:
+            insert(edit[c], sizes[c], i, row)
+            give(edit[c, i + 1 if at_end else i], x, y)
+            sizes[c] = tidy(edit[c], sizes[c] + 1)
+        before = fresh[c].copy()
+        _exchange(load, fresh[c], before, edit[c], sizes[c], d, documents, rules, reach)
+        return max(changed, c + 1)
+    return changed
+
+
+@njit(cache=True)
+def _fullest(load, caps, state):
+    """Resource (0 area, 1 tokens) and bin that exceed their cap most, and a bin that has room for it, by chance."""
+    worst, x, k = -1.0, 0, 0
+    for r in range(2):
+        for z in range(load.shape[1]):
+            full = load[AREA + r, z] / caps[r, z]
+            if full > worst:
+                worst, x, k = full, z, r
+    y, most = 0, -1e300
+    for z in range(load.shape[1]):
+        free = (caps[k, z] - load[AREA + k, z]) * (0.3 + 0.7 * draw(state))
+        if free > most:
+            y, most = z, free
+    return k, x, y
+
+
+@njit(cache=True)
+def _piece_of(edit, count, x, k, state):
+    """A piece of order 1 that loads bin x with resource k, -1 where there is none."""
+    first = int(count * draw(state))
+    for step in range(count):
+        i = (first + step) % count
+        if edit[i, ORDER] == 1 and edit[i, BIN] == x and (k == 0 or edit[i, OWN]):
+            return i
+    return -1
