@@ -102,10 +102,11 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, sh
             if shard >= 0:
                 rows[i, 0], rows[i, 1] = shards[shard], shards[shard + 1]
             elif op[i] == Op.COPY or op[i] == Op.ALL_TO_ALL:
-                rows[i] = column_rows[column]
+                rows[i, 0], rows[i, 1] = column_rows[column, 0], column_rows[column, 1]
             if block >= 0:
                 slices[i, 0], slices[i, 1] = blocks[block], blocks[block + 1]
-            run[i] = heads[index, code[_GROUP, c] % num_groups]
+            for k in range(4):
+                run[i, k] = heads[index, code[_GROUP, c] % num_groups, k]
             i += 1
     return op, role, peer, round_, buf, rows, slices, run, stage
 
@@ -159,9 +160,11 @@ def _fill_buffers(
             if shard >= 0:
                 first, stop = shards[shard], shards[shard + 1]
             else:
-                first, stop = rank_rows[rank] if own else column_rows[column]
+                first = rank_rows[rank, 0] if own else column_rows[column, 0]
+                stop = rank_rows[rank, 1] if own else column_rows[column, 1]
             rows[i, 0], rows[i, 1] = first, stop
-            run[i] = h
+            for k in range(4):
+                run[i, k] = h[k]
             count = starts[stop] - starts[first]
             row = unit[0, role + 1, space, acc] * (h[3] if is_kv[role + 1] else h[1])
             stat = unit[1, role + 1, space, acc] * h[1]

@@ -89,7 +89,13 @@ def _find(wanted, at_home, home, keys, away):
     found = home.copy()
     for i in range(len(wanted)):
         if not at_home[i]:
-            place = np.searchsorted(keys, wanted[i])
+            place, stop = 0, len(keys)
+            while place < stop:
+                middle = (place + stop) // 2
+                if keys[middle] < wanted[i]:
+                    place = middle + 1
+                else:
+                    stop = middle
             found[i] = away[place] if place < len(keys) and keys[place] == wanted[i] else NONE
     return found
 

@@ -151,7 +151,14 @@ def _along(e, first, stop, runs, keys, starts, sums, width):
     """
     if first >= stop:
         return np.uint64(0), True  # most slices of a cut mask are full
-    place = np.searchsorted(keys, e * width + first, side="right") - 1
+    place, stop_place = 0, len(keys)
+    while place < stop_place:
+        middle = (place + stop_place) // 2
+        if keys[middle] <= e * width + first:
+            place = middle + 1
+        else:
+            stop_place = middle
+    place -= 1
     if place < 0 or runs[place, 0] != e or runs[place, 1] > first or stop > runs[place, 2]:
         return np.uint64(0), False
     begin = starts[place] - runs[place, 1] + first

@@ -42,7 +42,7 @@ class Stream:
     code, held: the instruction and the buffer table, see `columns`. shares: int64 [intra_sp, 4], head share of each
     intra index, a `HeadRun` over all heads. Only once operands are known to be sound, None before: until: int64 [n],
     last instruction during which an instruction's operands must be left alone (its wait for transfers, else itself);
-    first, last: int64 [num_buffers], `live_ranges`.
+    first, last: int64 [num_buffers], first and last instruction at which a buffer must exist, (n, -1) if untouched.
     """
 
     plan: Plan
