@@ -78,9 +78,7 @@ def inside(pieces, counts, x, groups):
 
 def part_of_documents(documents: Documents, which: np.ndarray) -> Documents:
     """Pick documents by index."""
-    return documents._replace(
-        length=documents.length[which], weight=documents.weight[which], table=documents.table[which]
-    )
+    return documents._replace(length=documents.length[which], table=documents.table[which])
 
 
 @njit(cache=True)

@@ -22,10 +22,10 @@ from hsap.planners.nested.cost import (
     energy,
     tidy,
 )
-from hsap.planners.nested.moves import cut_row, insert, part_of
+from hsap.planners.nested.moves import cut_row, insert, joins, part_of, valid
 
 MOST_RECEIVERS = 4
-WITH_ROWS, COMPUTE_ONLY, HOME_ONLY = range(3)
+WITH_ROWS, COMPUTE_ONLY, HOME_ONLY, TO_NEIGHBOUR = range(4)
 
 
 @njit(cache=True)
@@ -67,9 +67,10 @@ def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, wa
                 without[:] = load
                 add_document(without, pieces[d], count, -1.0, d, documents, rules, reach)
             for y in receivers:
-                for at_end in (False, True):
+                for end in range(4 if way == WITH_ROWS and y == receivers[0] else 2):
                     edit[0, :count] = pieces[d, :count]
-                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, at_end, way)
+                    what = way if end < 2 else TO_NEIGHBOUR
+                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, end % 2 == 1, what)
                     if size == 0:
                         continue
                     trial[:] = without
@@ -111,19 +112,21 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
     order = piece[ORDER]
     begin = edit[i - 1, END] if i else 0
     end = piece[END]
-    size = min(load[AREA + k, x] - rules.caps[k, x], rules.caps[k, y] - load[AREA + k, y])
-    if x == y or size <= 0 or (way == COMPUTE_ONLY and (k == 1 or not piece[OWN])) or (way == HOME_ONLY and k == 0):
-        return 0
-    if order > 1 and (at_end or way != WITH_ROWS):
+    # What leaves a tile relieves each of its bins by a part only, but one bin gets all of it.
+    room = rules.caps[k, y] - load[AREA + k, y]
+    size = min((load[AREA + k, x] - rules.caps[k, x]) * order, room)
+    if way == TO_NEIGHBOUR:
+        return _shift(edit, count, i, d, documents, load[AREA + k, x] - rules.caps[k, x], rules, k, at_end)
+    if (x == y and order == 1) or size <= 0 or (way == COMPUTE_ONLY and not piece[OWN]) or (order > 1 and at_end):
         return 0
     whole = False
     if k == 0:
-        part = part_of(piece, rules.groups) / order
+        part = part_of(piece, rules.groups)
         pairs = size / part
         whole = pairs >= area_before(documents, d, end) - area_before(documents, d, begin)
         row = cut_row(documents, d, begin, end, pairs, 0.0, at_end)
     else:
-        rows = max(int(size * order), 1)
+        rows = max(int(size), 1)
         whole = rows >= end - begin
         row = end - rows if at_end else begin + rows
     if whole:
@@ -139,9 +142,31 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
         part_index, size_after = i + 1 if at_end else i, count + 1
     given = edit[part_index]
     if order > 1:
+        # What leaves a tile needs a home and a rank: the emptiest where they aren't y.
         given[ORDER] = 1
+        given[BIN] = np.argmin(load[AREA] / rules.caps[0])
+        given[HOME] = np.argmin(load[AREA + 1] / rules.caps[1])
     if way != HOME_ONLY:
         given[BIN] = y
     if way != COMPUTE_ONLY:
         given[HOME] = y
     return tidy(edit, size_after)
+
+
+@njit(cache=True)
+def _shift(edit, count, i, d, documents, size, rules, k, at_end):
+    """Move the border of piece i and a neighbour so that each bin of piece i has so much less: the new count, or 0."""
+    near = i + 1 if at_end else i - 1
+    if near < 0 or near >= count or not joins(edit[i], edit[near]):
+        return 0
+    begin, end = edit[i - 1, END] if i else 0, edit[i, END]
+    size = size * edit[i, ORDER]
+    if k == 0:
+        row = cut_row(documents, d, begin, end, size / part_of(edit[i], rules.groups), 0.0, at_end)
+        row += -1 if at_end else 1
+    else:
+        row = end - int(size) - 1 if at_end else begin + int(size) + 1
+    if row <= begin or row >= end:
+        return 0
+    edit[min(i, near), END] = row
+    return count if valid(edit, count) else 0

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from hsap.planners.nested.cost import AREA, BIN, BYTES, END, NUM_LOADS, ORDER, OWN, Rules, add_document, energy, tidy
-from hsap.planners.nested.moves import alike, cut_row, draw, give, insert, part_of, propose
+from hsap.planners.nested.moves import cut_row, draw, give, insert, joins, part_of, propose, valid
 from hsap.planners.nested.peel import peel
 from hsap.planners.nested.repair import repair
 
@@ -21,6 +21,10 @@ REPAIR_PRICE = 2000.0
 NOT_FOUND = 1e300
 ORDERS = np.array([1.0, 2.0, 4.0, 8.0])
 KEPT = 1
+HOPEFUL = 1.3
+"""Starts whose energy is more than this many times the least one are not improved."""
+SPARE_PLACES = 2
+"""Pieces a bin, of those a document may have, that the search leaves to the repair."""
 
 
 @njit(cache=True)
@@ -44,7 +48,7 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
         for d in range(n):
             sizes[keep, d] = tidy(pieces[keep, d], sizes[keep, d])
             add_document(load[keep], pieces[keep, d], sizes[keep, d], 1.0, d, documents, rules, reach)
-        value = energy(load[keep], rules, price[1])
+        value = energy(load[keep], rules, price[0])
         first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
         worst = first + np.argmax(found[first : first + KEPT])
         if value < found[worst] and not (found == value).any():
@@ -53,9 +57,10 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
     heat = (heat[0] * rules.unit, heat[1] * rules.unit)
     if num_bins > 1:
+        found[found > HOPEFUL * found.min()] = NOT_FOUND
         share = proposals // (2 * (found < NOT_FOUND).sum())
         for k in np.flatnonzero(found < NOT_FOUND):
-            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], num_bins)
+            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], num_bins // 2)
             found[k] = anneal(pieces[k], sizes[k], documents, load[k], rules, share, heat, price, max_order, seed + k)
     b = np.argmin(found)
     if num_bins > 1:
@@ -63,6 +68,17 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
         anneal(pieces[b], sizes[b], documents, load[b], rules, proposals // 2, middle, (price[1], price[1]), max_order, seed)
         repair(pieces[b], sizes[b], documents, load[b], rules, REPAIR_PRICE, 20 * num_bins)
     return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
+
+
+@njit(cache=True)
+def repair_from(pieces, counts, documents, rules, exact):
+    """Repair in place where bins compute `exact` pairs, float64 [bins], rather than what documents' tables say."""
+    load = np.zeros((NUM_LOADS, rules.caps.shape[1]))
+    reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
+    for d in range(len(counts)):
+        add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+    load[AREA] = exact
+    repair(pieces, counts, documents, load, rules, REPAIR_PRICE, 20 * load.shape[1])
 
 
 @njit(cache=True)
@@ -79,7 +95,7 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
     parts = np.zeros((len(counts), *load.shape))
     for d in range(len(counts)):
         add_document(parts[d], pieces[d], counts[d], 1.0, d, documents, rules, reach)
-    edit = np.zeros((3, pieces.shape[1], pieces.shape[2]), np.int64)
+    edit = np.zeros((3, pieces.shape[1] - SPARE_PLACES * load.shape[1], pieces.shape[2]), np.int64)
     fresh = np.zeros((3, *load.shape))
     sizes, which = np.zeros(3, np.int64), np.zeros(3, np.int64)
     trial = load.copy()
@@ -159,9 +175,13 @@ def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, siz
         end = edit[c, i, END]
         at_end = draw(state) < 0.5
         near = i + 1 if at_end else i - 1
-        shift = 0 <= near < sizes[c] and alike(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)]) and draw(state) < 0.7
-        part = part_of(edit[c, i], rules.groups)
-        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size + 1)
+        order = edit[c, i, ORDER]
+        shift = 0 <= near < sizes[c] and joins(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)])
+        shift = shift and (order > 1 or draw(state) < 0.7)
+        if order > 1 and not shift:
+            continue
+        part = part_of(edit[c, i], rules.groups) / order
+        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size * order + 1)
         row = cut_row(documents, d, begin, end, pairs, rows, at_end)
         if k == 0:
             row += -1 if at_end else 1
@@ -169,6 +189,9 @@ def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, siz
             return changed
         if shift:
             edit[c, min(i, near), END] = row
+            if not valid(edit[c], sizes[c]):
+                edit[c, min(i, near), END] = end if at_end else begin
+                return changed
         else:
             insert(edit[c], sizes[c], i, row)
             give(edit[c, i + 1 if at_end else i], x, y)
@@ -198,10 +221,11 @@ def _fullest(load, caps, state):
 
 @njit(cache=True)
 def _piece_of(edit, count, x, k, state):
-    """A piece of order 1 that loads bin x with resource k, -1 where there is none."""
+    """A piece that loads bin x with resource k, -1 where there is none."""
     first = int(count * draw(state))
     for step in range(count):
         i = (first + step) % count
-        if edit[i, ORDER] == 1 and edit[i, BIN] == x and (k == 0 or edit[i, OWN]):
-            return i
+        for j in range(edit[i, ORDER] if k == 0 or edit[i, OWN] else 0):
+            if edit[i, BIN + j] == x:
+                return i
     return -1
