@@ -1,13 +1,14 @@
 """HSAP: hierarchical sequence-aware parallel training on packed sequences.
 
-Planning and verifying need NumPy only and are imported at once; what runs on torch is loaded when first used.
+Planning and verifying need NumPy, and numba, which is loaded with the first plan; what runs on torch is loaded when
+first used.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
@@ -22,6 +23,7 @@ _HOME_OF = {
     "reference": "hsap.runtime.reference",
     "Executor": "hsap.runtime.executor",
     "Session": "hsap.runtime.executor",
+    "Timeline": "hsap.sim",
     "PlannedAttention": "hsap.runtime.attention",
     "attention": "hsap.runtime.attention",
 }
@@ -36,11 +38,13 @@ __all__ = [
     "PlannedAttention",
     "Problem",
     "Session",
+    "Timeline",
     "Topology",
     "attention",
     "compile",
     "parse",
     "reference",
+    "simulate",
     "verify",
 ]
 

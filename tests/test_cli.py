@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.cli import datasets, main
 from hsap.cli.plan import read_planner
-from hsap.cli.problem import read_masks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import MASKS, Mask
 from hsap.ir.plan import Plan
 from hsap.ir.problem import PRESETS, Problem, Topology
 from hsap.ir.text import parse
@@ -89,6 +88,8 @@ def test_plan_json_has_the_agreed_keys_and_numbers(judged, capsys):
         "wire_dtype": "bf16",
         "choice": None,
     }
+    want = simulate(judged.subjects[-1]).makespans_s[0]
+    assert (forward["predicted_s"], backward["predicted_s"]) == want and min(want) > 0
     # Ranks swap their KV: 2 · 2 heads · 8 · 2 bytes a row.
     assert forward["bytes_total"] == forward["bytes_internode"] == forward["bytes_internode_once_per_node"] == 11 * 64
     assert forward["max_recv_bytes_per_rank"] == 6 * 64
@@ -131,7 +132,11 @@ def test_an_invalid_plan_is_reported_with_exit_code_one(judged, capsys, tmp_path
     assert "nobody receives this" in capsys.readouterr().out
     assert main(["plan", "--lengths", "5", "--json", *SMALL]) == 1
     out = capsys.readouterr()
-    assert json.loads(out.out)["verified"] is False and "nobody receives this" in out.err
+    figures = json.loads(out.out)
+    assert figures["verified"] is False and "nobody receives this" in out.err
+    assert figures["forward"]["predicted_s"] is None
+    assert main(["plan", "--lengths", "5", *SMALL]) == 1
+    assert "no time predicted" in capsys.readouterr().out
     kept = tmp_path / "b.plan"
     assert main(["plan", "--lengths", "5", "-o", str(kept), *SMALL]) == 1
     assert not kept.exists()
@@ -146,6 +151,17 @@ def test_a_file_of_batches_gives_a_list(judged, capsys, tmp_path):
     path.write_text("[5, 6]")
     assert main(["plan", "--lengths-file", str(path), "--json", *SMALL]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 11
+
+
+def test_auto_says_what_became_of_its_candidates(judged, capsys):
+    flags = ["plan", "--lengths", "5,60", "--topology", "2x1", "--heads", "4:2:8", "--planner"]
+    assert main([*flags, "auto:candidates=ring|sap", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures["choice"]) == {"ring", "sap"}
+    assert figures["choice"][figures["planner"]] == min(figures["choice"].values())
+    assert figures["choice"][figures["planner"]] == pytest.approx(
+        figures["forward"]["predicted_s"] + figures["backward"]["predicted_s"]
+    )
 
 
 def test_copies_lie_side_by_side(judged, capsys, tmp_path):
@@ -183,10 +199,12 @@ def test_figures_of_several_masks_are_means_over_layers(judged, capsys):
     assert "mask 0: window:3, layers: 5" in out and out.count("stream rank 0") == 4
 
 
-def test_masks_of_layers():
-    window = Mask("window", (4096,))
-    assert read_masks("causal") == ((Mask(), 1),)
-    assert read_masks("window:4096*5+causal") == ((window, 5), (Mask(), 1))
+@pytest.mark.parametrize(
+    "mask", [name + ":" * bool(f.least) + ",".join("1" * len(f.least)) for name, f in MASKS.items()]
+)
+def test_every_mask_is_planned(judged, capsys, mask):
+    assert main(["plan", "--lengths", "40,7", "--json", "--mask", f"{mask}*2", *SMALL]) == 0
+    assert judged.subjects[-1].problem.masks == ((Mask.parse(mask), 2),)
 
 
 @pytest.mark.parametrize("name", datasets.names())
@@ -227,7 +245,7 @@ def test_a_drawn_pack_is_planned(judged, capsys):
 def test_planners_are_listed(capsys):
     assert main(["planners", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == list(PLANNERS)
+    assert [entry["name"] for entry in listed] == [*PLANNERS, "auto"]
     assert all(entry["paper"] and entry["summary"] for entry in listed)
     assert main(["planners"]) == 0
     assert all(name in capsys.readouterr().out.split() for name in ("ring",))
@@ -242,7 +260,8 @@ def test_options_of_a_planner():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--lengths", "5,x"], "'x'"),
+        (["--lengths", "5,x"], "--lengths: 'x'"),
+        (["--lengths", "9" * 5000], "--lengths: "),
         (["--lengths", "5,0"], "lengths[1] is 0"),
         (["--lengths", "5," + "9" * 30], "lengths[1] is"),
         (["--lengths", "5", "--planner", "nobody"], "known planners are"),
@@ -264,7 +283,7 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--dtype", "int4"], "--dtype"),
         (["--lengths", "5", "--mask", "spiral"], "--mask: "),
         (["--lengths", "5", "--mask", "causal*"], "--mask: "),
-        (["--lengths", "5", "--mask", "causal*0"], "layers of causal"),
+        (["--lengths", "5", "--mask", "causal*0"], "--mask: "),
         (["--lengths", "5", "--mask", "causal+"], "--mask: "),
         (["--lengths", "5", "--cluster", "atari"], "--cluster: "),
         (["--lengths", "5", "--cluster", "atari"], "dgx-a100"),
@@ -279,7 +298,7 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--rank", "4"], "--rank 4"),
         (["--lengths", "5", "--ranks-per-node", "0"], "--ranks-per-node"),
         (["--lengths", "50", "--max-tokens-per-rank", "12"], "max_tokens_per_rank=12"),
-        (["--lengths-file", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
+        (["--lengths-file", "/nowhere/at/all.json"], "--lengths-file /nowhere/at/all.json"),
     ],
 )
 def test_bad_input_is_one_paragraph_and_exit_code_two(judged, capsys, arguments, words):

@@ -9,13 +9,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.cli import problem as problem_flags
 from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.show import show
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
+from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.summary import summary
 from hsap.verify import verify
 
@@ -50,7 +51,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         if arguments.rank is not None and not 0 <= arguments.rank < problem.num_ranks:
             raise ValueError(f"--rank {arguments.rank}: the topology has ranks 0 to {problem.num_ranks - 1}")
         if i == 0:
-            warm_up(problem, name, options)
+            _warm_up(problem, name, options)
         start = time.perf_counter()
         plan = compile(make(layout), name, **options)
         report = verify(plan)
@@ -60,7 +61,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             code = NOT_OK
         elif arguments.out:
             _keep(plan, Path(arguments.out))
-        figures.append(summary(plan) | {"plan_s": plan_s, "verified": bool(report.ok), "choice": None})
+        figures.append(_figures(plan, bool(report.ok)) | {"plan_s": plan_s, "verified": bool(report.ok)})
         if not arguments.json:
             show(plan, figures[-1], arguments.rank)
     if arguments.json:
@@ -68,7 +69,17 @@ def _plan(arguments: argparse.Namespace) -> int:
     return code
 
 
-def warm_up(problem: Problem, planner: str, options: dict) -> None:
+def _figures(plan: Plan, verified: bool) -> dict:
+    """Give a plan's figures with its predicted times, None where it isn't sound: its streams may never end."""
+    if verified:
+        return summary(plan, simulate(plan).makespans_s)
+    figures = summary(plan)
+    for direction in DIRECTIONS:
+        figures[direction]["predicted_s"] = None
+    return figures
+
+
+def _warm_up(problem: Problem, planner: str, options: dict) -> None:
     """Plan a small batch, so that loading compiled loops counts as the process's start and not as planning.
 
     What is refused is refused again for the real batch, with words that fit it.

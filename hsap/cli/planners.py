@@ -16,12 +16,9 @@ def add_to(commands) -> None:
 
 
 def _planners(arguments: argparse.Namespace) -> int:
-    from hsap.planners import PLANNERS, options_of
+    from hsap.planners import listing
 
-    rows = [
-        {"name": name, "paper": planner.paper, "summary": planner.summary, "options": options_of(name)}
-        for name, planner in PLANNERS.items()
-    ]
+    rows = listing()
     if arguments.json:
         print(json.dumps(rows))
         return OK

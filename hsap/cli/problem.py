@@ -12,7 +12,7 @@ from hsap.cli import datasets
 from hsap.ir.check import MAX_TOKENS, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import parse_masks
 from hsap.ir.problem import PRESETS, Cluster, Problem, Topology
 
 
@@ -49,22 +49,11 @@ def problems(arguments: argparse.Namespace) -> tuple[Callable[[Layout], Problem]
     layouts = [_repeated(layout, copies) for layout in layouts]
     heads = _named("--heads, --dtype", HeadShape.parse, arguments.heads, arguments.dtype)
     topology = _named("--topology", Topology.parse, arguments.topology)
-    masks, cluster = _named("--mask", read_masks, arguments.mask), _cluster(arguments)
+    masks, cluster = _named("--mask", parse_masks, arguments.mask), _cluster(arguments)
     limit = arguments.max_tokens_per_rank
     if limit is not None:
         whole("--max-tokens-per-rank: max_tokens_per_rank", limit)
     return lambda layout: Problem(layout, heads, topology, masks, cluster, limit), layouts, is_list
-
-
-def read_masks(text: str) -> tuple[tuple[Mask, int], ...]:
-    """Read `NAME[:p,…][*LAYERS][+…]` as (mask, number of layers) pairs; one layer where there is no number."""
-    out = []
-    for word in text.split("+"):
-        name, star, layers = word.partition("*")
-        if star and not layers.strip().isdecimal():
-            raise ValueError(f"{layers!r} in {word!r} is no number of layers; write a mask as in window:4096*5")
-        out.append((Mask.parse(name), whole(f"layers of {name}", int(layers) if star else 1)))
-    return tuple(out)
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:
@@ -97,10 +86,12 @@ def _layouts(arguments: argparse.Namespace) -> tuple[list[Layout], bool]:
         words = [word for word in arguments.lengths.split(",") if word.strip()]
         if bad := [word for word in words if not word.strip().isdecimal()]:
             raise ValueError(f"--lengths: {bad[0]!r} is no number of tokens; write 3000,1200,50000")
-        return [_layout([int(word) for word in words], "--lengths")], False
+        return [_layout(_named("--lengths", lambda: [int(word) for word in words]), "--lengths")], False
     path = f"--lengths-file {arguments.lengths_file}"
     try:
         data = json.loads(Path(arguments.lengths_file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; check the path") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
     if isinstance(data, list) and any(isinstance(batch, list | dict) for batch in data):

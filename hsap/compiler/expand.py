@@ -9,15 +9,23 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+from numba import njit
 
-from hsap.compiler.lower import Draft
+from hsap.compiler.lower import CODE, HELD, NUM_OPERANDS, Draft
 from hsap.ir.block import Blocks, Shards
 from hsap.ir.heads import HeadRun
-from hsap.ir.precision import Precision, buffer_bytes, row_bytes
+from hsap.ir.precision import ALIGNMENT, Precision, unit_bytes
 from hsap.ir.problem import Problem
-from hsap.ir.program import NONE, Buffers, Op, Programs, Role, Space, typed
+from hsap.ir.program import KV_ROLES, NONE, Buffers, Op, Programs, Role, Space
 from hsap.ir.reshard import scratch_bytes
-from hsap.ir.span import ranges, row_starts, take_rows
+from hsap.ir.sort import order_of
+from hsap.ir.span import row_starts, take_rows
+
+_OP, _RANK, _STAGE, _ROLE = (CODE.index(name) for name in ("op", "rank", "stage", "role"))
+_PEER, _ROUND, _SHARD, _BLOCK, _GROUP = (CODE.index(name) for name in ("peer", "round", "shard", "block", "group"))
+_BUF = len(CODE)
+_HELD_ROLE, _HELD_SPACE, _HELD_ACC, _HELD_RANK, _HELD_SHARD, _HELD_GROUP = range(len(HELD))
+_IS_KV = np.isin(np.arange(-1, len(Role) - 1), KV_ROLES)
 
 
 def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -26,7 +34,8 @@ def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray
     An InterSP shard is split evenly over its intra ranks, in row order, ± 1 token.
     """
     inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
-    column_rows = np.array([shards.of_rank(i) for i in range(inter)], dtype=np.int64).reshape(inter, 2)
+    borders = shards.offsets[np.searchsorted(shards.home, np.arange(inter + 1))]
+    column_rows = np.stack([borders[:-1], borders[1:]], axis=1)
     if intra == 1:
         return shards.spans, column_rows, column_rows
     tables, rank_rows, count = [shards.spans], [], len(shards.spans)
@@ -43,47 +52,63 @@ def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray
 
 def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows, num_groups: int, direction: str):
     """Give every rank its instructions and (unplaced) buffers. rows: what `place_rows` returned."""
-    intra = problem.topology.intra_sp
-    num_columns, num_ranks = problem.topology.inter_sp, problem.num_ranks
-    inter_of = np.arange(num_ranks) // intra
-    by_rank = np.argsort(draft.buffers["rank"], kind="stable")
+    intra, num_columns = problem.topology.intra_sp, problem.topology.inter_sp
+    by_rank = order_of(draft.buffers[_HELD_RANK])
+    held = draft.buffers.take(by_rank, axis=1)
     new_index = np.empty_like(by_rank)
     new_index[by_rank] = np.arange(len(by_rank))
-    buffer_starts = np.searchsorted(draft.buffers["rank"][by_rank], np.arange(num_columns + 1))
-    code_starts = np.searchsorted(draft.code["rank"], np.arange(num_columns + 1))
-
-    rank_of_buffer, b = ranges(buffer_starts[inter_of], buffer_starts[inter_of + 1])
-    table = {name: column[by_rank][b] for name, column in draft.buffers.items()}
-    rank_of_code, c = ranges(code_starts[inter_of], code_starts[inter_of + 1])
-    code = {name: column[c] for name, column in draft.code.items()}
-
-    offsets = np.searchsorted(rank_of_buffer, np.arange(num_ranks + 1))
-    shift = (offsets[:-1] - buffer_starts[inter_of])[rank_of_code]
-    buf = np.stack([np.where(operand >= 0, new_index[operand] + shift, NONE) for operand in code["buf"].T], axis=1)
+    columns = np.arange(num_columns + 1)
+    of_column = (np.searchsorted(held[_HELD_RANK], columns), np.searchsorted(draft.code[_RANK], columns))
+    offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
     heads = _head_table(problem, num_groups)
-    buffers = _buffers(problem, shards, table, rank_of_buffer, offsets, rows, heads, direction)
-    buffers = _with_scratch(problem, rows, buffers, code, rank_of_code, buf)
-    whole = (code["op"] == Op.COPY) | (code["op"] == Op.ALL_TO_ALL)
-    # Rows of a table whose last one is NONE, so that -1 finds it.
-    places = np.concatenate([_borders(shards.offsets), rows[1], [[NONE, NONE]]])
-    column = np.where(whole, len(shards) + rank_of_code // intra, -1)
-    moved = np.where(code["shard"] >= 0, code["shard"], column)
-    slices = np.concatenate([_borders(blocks.offsets), [[NONE, NONE]]])
-    return typed(
-        Programs(
-            np.searchsorted(rank_of_code, np.arange(num_ranks + 1)),
-            code["op"],
-            code["role"],
-            np.where(code["peer"] >= 0, code["peer"] * intra + rank_of_code % intra, NONE),
-            code["round"],
-            buf,
-            places.take(moved, axis=0),
-            slices.take(code["block"], axis=0),
-            _pick(heads, rank_of_code % intra, code["group"]),
-            code["stage"],
-            typed(buffers),
-        )
-    )
+    buffers = _buffers(problem, shards, held, of_column[0], offsets, rows, heads, direction)
+    columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
+                            shards.offsets, rows[1], blocks.offsets, heads)  # fmt: skip
+    programs = Programs(code_offsets, *columns, buffers)
+    if intra > 1:
+        _size_scratch(problem, rows, programs)
+    return programs
+
+
+def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
+    """Borders of ranks from those of columns, of which every rank has a copy."""
+    return np.concatenate([[0], np.cumsum(np.repeat(np.diff(borders), intra))])
+
+
+@njit(cache=True)
+def _instructions(code, of_column, total, new_index, held_of_column, offsets, shards, column_rows, blocks, heads):
+    """Columns of all ranks' instructions, in the order and with the dtypes of `Programs`.
+
+    code: the draft's. of_column, held_of_column: borders of the columns' instructions and buffers. new_index: place of
+    each of the draft's buffers in rank order. offsets: of the ranks' buffers. shards: borders in the span table.
+    blocks: borders in the slice table. heads: of `_head_table`.
+    """
+    op, role, stage = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.int32)
+    peer, round_ = np.empty(total, np.int32), np.empty(total, np.int32)
+    buf, run = np.full((total, NUM_OPERANDS), NONE, np.int32), np.empty((total, 4), np.int16)
+    rows, slices = np.full((total, 2), NONE, np.int32), np.full((total, 2), NONE, np.int32)
+    intra, num_groups = heads.shape[0], heads.shape[1]
+    i = 0
+    for rank in range(len(offsets) - 1):
+        column, index = rank // intra, rank % intra
+        shift = offsets[rank] - held_of_column[column]
+        for c in range(of_column[column], of_column[column + 1]):
+            op[i], role[i], stage[i], round_[i] = code[_OP, c], code[_ROLE, c], code[_STAGE, c], code[_ROUND, c]
+            peer[i] = code[_PEER, c] * intra + index if code[_PEER, c] >= 0 else NONE
+            for k in range(NUM_OPERANDS):
+                if code[_BUF + k, c] >= 0:
+                    buf[i, k] = new_index[code[_BUF + k, c]] + shift
+            shard, block = code[_SHARD, c], code[_BLOCK, c]
+            if shard >= 0:
+                rows[i, 0], rows[i, 1] = shards[shard], shards[shard + 1]
+            elif op[i] == Op.COPY or op[i] == Op.ALL_TO_ALL:
+                rows[i, 0], rows[i, 1] = column_rows[column, 0], column_rows[column, 1]
+            if block >= 0:
+                slices[i, 0], slices[i, 1] = blocks[block], blocks[block + 1]
+            for k in range(4):
+                run[i, k] = heads[index, code[_GROUP, c] % num_groups, k]
+            i += 1
+    return op, role, peer, round_, buf, rows, slices, run, stage
 
 
 def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
@@ -95,59 +120,75 @@ def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
     return table
 
 
-def _pick(heads: np.ndarray, intra_index: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Heads of each (intra index, head group or ALL): int64 [n, 4]."""
-    num_entries = heads.shape[1]
-    return heads.reshape(-1, 4).take(intra_index * num_entries + group % num_entries, axis=0)
-
-
-def _borders(offsets: np.ndarray) -> np.ndarray:
-    """Ranges as rows (first, stop): int64 [n, 2]."""
-    return np.stack([offsets[:-1], offsets[1:]], axis=1)
-
-
-def _buffers(problem, shards, table, rank, offsets, rows, heads, direction) -> Buffers:
+def _buffers(problem, shards, held, of_column, offsets, rows, heads, direction) -> Buffers:
+    """Give every rank its buffers, not placed yet. held: the draft's, by rank; of_column: their borders."""
     spans, column_rows, rank_rows = rows
-    intra = problem.topology.intra_sp
-    own = (table["space"] == Space.INPUT) | (table["space"] == Space.OUTPUT)
-    if direction == "backward":
-        own &= (table["role"] != Role.Q) & (table["role"] != Role.KV)
-    own &= intra > 1
-    places = np.concatenate([_borders(shards.offsets), column_rows, rank_rows])
-    home = len(shards) + np.where(own, len(column_rows) + rank, rank // intra)
-    held = places.take(np.where(table["shard"] >= 0, table["shard"], home), axis=0)
-    held_heads = _pick(heads, rank % intra, table["group"])
-    held_heads[own] = problem.heads.all_heads
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    row, stat = row_bytes(precision, table["role"], table["space"], table["acc"], held_heads, problem.heads.head_dim)
-    ends = row_starts(spans)
-    num_rows = ends[held[:, 1]] - ends[held[:, 0]]
-    return Buffers(
-        offsets,
-        table["role"],
-        table["space"],
-        table["acc"],
-        held,
-        held_heads,
-        buffer_bytes(num_rows, row, stat),
-        np.full(len(num_rows), NONE),
-    )
+    unit = unit_bytes(precision, problem.heads.head_dim)
+    all_heads = np.array(problem.heads.all_heads, np.int64)
+    columns = _fill_buffers(held, of_column, offsets, shards.offsets, column_rows, rank_rows, heads, all_heads,
+                            direction == "backward", row_starts(spans), unit, _IS_KV)  # fmt: skip
+    return Buffers(offsets, *columns, np.full(offsets[-1], NONE))
 
 
-def _with_scratch(problem, rows, buffers: Buffers, code, rank_of_code, buf) -> Buffers:
+@njit(cache=True)
+def _fill_buffers(
+    held, of_column, offsets, shards, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv
+):
+    """Columns of all ranks' buffers but their places, in the order and with the dtypes of `Buffers`.
+
+    A rank's own tensors differ from its column's only if heads are resharded. starts: rows before each span.
+    """
+    total = offsets[-1]
+    roles, spaces, accs = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.bool_)
+    rows, run, num_bytes = np.empty((total, 2), np.int32), np.empty((total, 4), np.int16), np.empty(total, np.int64)
+    intra, num_groups = heads.shape[0], heads.shape[1]
+    i = 0
+    for rank in range(len(offsets) - 1):
+        column, index = rank // intra, rank % intra
+        for b in range(of_column[column], of_column[column + 1]):
+            role, space, acc, shard = (
+                held[_HELD_ROLE, b],
+                held[_HELD_SPACE, b],
+                held[_HELD_ACC, b],
+                held[_HELD_SHARD, b],
+            )
+            roles[i], spaces[i], accs[i] = role, space, acc == 1
+            outer = space == Space.INPUT or space == Space.OUTPUT
+            own = intra > 1 and outer and not (backward and (role == Role.Q or role == Role.KV))
+            h = all_heads if own else heads[index, held[_HELD_GROUP, b] % num_groups]
+            if shard >= 0:
+                first, stop = shards[shard], shards[shard + 1]
+            else:
+                first = rank_rows[rank, 0] if own else column_rows[column, 0]
+                stop = rank_rows[rank, 1] if own else column_rows[column, 1]
+            rows[i, 0], rows[i, 1] = first, stop
+            for k in range(4):
+                run[i, k] = h[k]
+            count = starts[stop] - starts[first]
+            row = unit[0, role + 1, space, acc] * (h[3] if is_kv[role + 1] else h[1])
+            stat = unit[1, role + 1, space, acc] * h[1]
+            num_bytes[i] = count * row
+            if stat > 0:
+                num_bytes[i] = -(-count * row // ALIGNMENT) * ALIGNMENT + count * stat
+            i += 1
+    return roles, spaces, accs, rows, run, num_bytes
+
+
+def _size_scratch(problem: Problem, rows, programs: Programs) -> None:
     """Size the scratch buffers of AllToAll, and strip them of rows and heads."""
     spans, _, rank_rows = rows
-    ends = row_starts(spans)
+    buffers, ends = programs.buffers, row_starts(spans)
     tokens = (ends[rank_rows[:, 1]] - ends[rank_rows[:, 0]]).reshape(-1, problem.topology.intra_sp)
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    exchanges = np.flatnonzero(code["op"] == Op.ALL_TO_ALL)
-    _, target, scratch = buf[exchanges, :3].T
+    exchanges = np.flatnonzero(programs.op == Op.ALL_TO_ALL)
+    rank = programs.rank[exchanges]
+    _, target, scratch = programs.buf[exchanges, :3].T
     outward = buffers.space[target] != Space.OUTPUT
     for role, to_column in itertools.product(Role, (True, False)):
-        mine = np.flatnonzero((code["role"][exchanges] == role) & (outward == to_column))
+        mine = np.flatnonzero((programs.role[exchanges] == role) & (outward == to_column))
         if len(mine):
             num_bytes = scratch_bytes(role, to_column, problem.heads, precision, tokens).ravel()
-            buffers.num_bytes[scratch[mine]] = num_bytes[rank_of_code[exchanges[mine]]]
+            buffers.num_bytes[scratch[mine]] = num_bytes[rank[mine]]
     buffers.rows[scratch] = NONE
     buffers.heads[scratch] = 0
-    return buffers

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from hsap.compiler.order import shard_of
 from hsap.compiler.rounds import assign_rounds
@@ -33,12 +34,12 @@ ALL = -1
 class Draft:
     """A column's buffers and instructions before they are given to ranks and memory.
 
-    buffers: role, space, acc, rank, shard (NONE: all rows of the rank), group (ALL or a head group): int64 [n] each.
-    code: op, role, peer, round, buf [n, 5], shard, block, group, stage, rank, sorted by rank and then in order.
+    buffers: int64 [len(HELD), n], rows as in `HELD`; shard NONE: all rows of the rank; group: ALL or a head group.
+    code: int32 [len(CODE) + 5, n], rows as in `CODE` and then those of the operands, sorted by rank and then in order.
     """
 
-    buffers: dict[str, np.ndarray]
-    code: dict[str, np.ndarray]
+    buffers: np.ndarray
+    code: np.ndarray
 
 
 class _Buffers:
@@ -48,76 +49,93 @@ class _Buffers:
         self.sizes = (num_ranks, num_shards, num_groups)
         self.columns: list[np.ndarray] = []
         self.count = 0
-        self.lookup: dict[Role, tuple[np.ndarray, np.ndarray]] = {}
+        self.lookup: dict[Role, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def add(self, role, space, acc, rank, shard, group) -> np.ndarray:
         """Append buffers (arguments broadcast against `rank`); returns their indices."""
-        columns = np.empty((6, len(rank)), np.int64)
+        columns = np.empty((len(HELD), len(rank)), np.int64)
         for row, value in zip(columns, (role, space, acc, rank, shard, group)):
             row[:] = value
         self.columns.append(columns)
         first, self.count = self.count, self.count + len(rank)
         return np.arange(first, self.count)
 
-    def index(self, role: Role, home, away, table: Transfers, rank: np.ndarray) -> None:
-        """Remember where a role lives: `home[rank]` for the rank's own shards, `away` for `table`'s rows."""
-        key = self._key(rank, table.shard, table.group)
+    def index(self, role: Role, home, away, shard, group, rank: np.ndarray) -> None:
+        """Remember where a role lives: `home[rank]` for the rank's own shards, `away` for what else it has."""
+        key = self._key(rank, shard, group)
         by_key = order_of(key)
         key = key[by_key]
-        assert (key[1:] != key[:-1]).all(), f"a rank gets, or sends on, the same {role.name} twice"
-        self.lookup[role] = (home, np.stack([key, away[by_key]]))
+        assert (key[1:] != key[:-1]).all(), f"a rank gets the same {role.name} twice"
+        self.lookup[role] = (home, key, away[by_key])
 
     def find(self, role: Role, shards: Shards, rank, shard, group) -> np.ndarray:
         """Buffer that holds (role, shard, group) on `rank`: its home buffer or the one it was sent to."""
-        home, (keys, away) = self.lookup[role]
-        found = home[rank].copy()
-        remote = np.flatnonzero(shards.home[shard] != rank)
-        if len(remote):
-            wanted = self._key(rank[remote], shard[remote], group[remote])
-            place = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-            assert len(keys) and (keys[place] == wanted).all(), f"{role.name} never comes to, or leaves, a rank"
-            found[remote] = away[place]
+        home, keys, away = self.lookup[role]
+        found = _find(self._key(rank, shard, group), shards.home[shard] == rank, home[rank], keys, away)
+        assert found.min(initial=0) >= 0, f"a rank reads {role.name} that nobody sends to it"
         return found
 
     def _key(self, rank, shard, group) -> np.ndarray:
         _, num_shards, num_groups = self.sizes
         return (rank * num_shards + shard) * num_groups + group
 
-    def table(self) -> dict[str, np.ndarray]:
-        names = ("role", "space", "acc", "rank", "shard", "group")
-        return dict(zip(names, np.concatenate(self.columns, axis=1)))
+    def table(self) -> np.ndarray:
+        return np.concatenate(self.columns, axis=1)
+
+
+@njit(cache=True)
+def _find(wanted, at_home, home, keys, away):
+    """Choose `home` where a row is at home, else the entry of `away` whose key (rising) is wanted, NONE without one."""
+    found = home.copy()
+    for i in range(len(wanted)):
+        if not at_home[i]:
+            place, stop = 0, len(keys)
+            while place < stop:
+                middle = (place + stop) // 2
+                if keys[middle] < wanted[i]:
+                    place = middle + 1
+                else:
+                    stop = middle
+            found[i] = away[place] if place < len(keys) and keys[place] == wanted[i] else NONE
+    return found
 
 
 class _Code:
     """Collects instructions with their place on the time axis, and sorts them into streams."""
 
     def __init__(self) -> None:
-        self.parts: list[np.ndarray] = []
+        self.parts: list[tuple[int, dict[int, np.ndarray | int]]] = []
 
-    def emit(self, op: Op, rank, stage, phase, *, place=0, role=NONE, peer=NONE, round=NONE, buf=(), shard=NONE,
-             block=NONE, group=ALL) -> None:  # fmt: skip
-        """Append instructions (arguments broadcast against `rank`); `place` orders them within a phase."""
-        operands = (*buf, *(NONE,) * (NUM_OPERANDS - len(buf)))
-        values = (op, rank, stage, phase, place, role, peer, round, shard, block, group, *operands)
-        part = np.empty((len(values), len(rank)), np.int64)
-        for row, value in zip(part, values):
-            row[:] = value
-        self.parts.append(part)
+    def emit(self, op: Op, rank, stage, phase, *, place=0, buf=(), **more) -> None:
+        """Append instructions (arguments broadcast against `rank`); `place` orders them within a phase.
 
-    def streams(self) -> dict[str, np.ndarray]:
+        more: other columns of `CODE`, NONE (and ALL for the group) where they aren't given.
+        """
+        given = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
+        values = {CODE.index(name): value for name, value in given.items()}
+        self.parts.append((len(rank), values | dict(enumerate(buf, len(CODE)))))
+
+    def streams(self) -> np.ndarray:
         """Give the columns of all instructions, rank by rank in the order of execution."""
-        code = np.concatenate(self.parts, axis=1)
-        rank, stage, phase, place = code[[_RANK, _STAGE, _PHASE, _PLACE]]
-        key = rank * (int(np.ptp(stage)) + 1) + stage - stage.min()
+        code = np.full((len(CODE) + NUM_OPERANDS, sum(count for count, _ in self.parts)), NONE, np.int32)
+        stop = 0
+        for count, values in self.parts:
+            start, stop = stop, stop + count
+            for row, value in values.items():
+                code[row, start:stop] = value
+        rank, stage, phase, place = (
+            code[CODE.index(name)].astype(np.int64) for name in ("rank", "stage", "phase", "place")
+        )
+        first = stage.min()
+        key = rank * (int(stage.max() - first) + 1) + (stage - first)
         key = (key * (FOLD + 1) + phase) * (int(place.max()) + 1) + place
-        code = code.take(order_of(key), axis=1)
-        return dict(zip(_CODE, code)) | {"buf": code[len(_CODE) :].T}
+        return code.take(order_of(key), axis=1)
 
 
 NUM_OPERANDS = max(len(operands) for operands in OPERANDS.values())
-_CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "shard", "block", "group")
-_RANK, _STAGE, _PHASE, _PLACE = (_CODE.index(name) for name in ("rank", "stage", "phase", "place"))
-"""Columns of the code, before those of its operands."""
+HELD = ("role", "space", "acc", "rank", "shard", "group")
+CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "shard", "block", "group")
+assert ALL == NONE, "columns that aren't given are filled with one number"
 
 
 def lower(
@@ -191,7 +209,7 @@ def _receive(shards, buffers, code, table: Transfers, rounds, homes, direction, 
     there = buffers.add(table.role, Space.ARENA, 0, table.dst, table.shard, group)
     for role in INPUTS[direction]:
         mine = np.flatnonzero(table.role == role)
-        buffers.index(role, homes[role], there[mine], table.take(mine), table.dst[mine])
+        buffers.index(role, homes[role], there[mine], table.shard[mine], table.group[mine], table.dst[mine])
     source = np.zeros(len(table), np.int64)
     for role in INPUTS[direction]:
         mine = np.flatnonzero(table.role == role)
@@ -220,7 +238,7 @@ def _return(shards, buffers, code, table: Transfers, rounds, homes, direction) -
         partial = buffers.add(role, Space.ARENA, 1, src, shard, group)
         packed = buffers.add(role, Space.ARENA, 0, src, shard, group)
         arrived = buffers.add(role, Space.ARENA, 0, dst, shard, group)
-        buffers.index(role, homes[role], partial, part, src)
+        buffers.index(role, homes[role], partial, shard, part.group, src)
         target = buffers.find(role, shards, dst, shard, part.group)
         code.emit(Op.COPY, src, stage, PACK, role=role, buf=(partial, packed), shard=shard, group=group)
         _exchange(code, part, rounds[mine], packed, arrived, group)

@@ -20,7 +20,11 @@ _QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
 
 def shard_of(schedule: Schedule, role: Role) -> np.ndarray:
     """Shard whose `role` each entry of the schedule reads or writes: int64 [num_entries]."""
-    return (schedule.blocks.q if role in _QUERY_SIDE else schedule.blocks.kv)[schedule.block]
+    return _side(schedule, role in _QUERY_SIDE)
+
+
+def _side(schedule: Schedule, is_query: bool) -> np.ndarray:
+    return (schedule.blocks.q if is_query else schedule.blocks.kv)[schedule.block]
 
 
 def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers, Transfers]:
@@ -30,13 +34,16 @@ def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers
     inputs, outputs = (
         [] if routed is None else [routed.take(np.isin(routed.role, roles[direction]))] for roles in (INPUTS, OUTPUTS)
     )
+    # Roles of one side are used by the same blocks.
+    wanted = {role: role in _QUERY_SIDE for role in (*INPUTS[direction], *OUTPUTS[direction]) if role not in given}
+    uses = {is_query: _uses(shards, schedule, is_query) for is_query in set(wanted.values())}
     for role in INPUTS[direction]:
-        if role not in given:
-            shard, group, rank, first, _ = _uses(shards, schedule, role)
+        if role in wanted:
+            shard, group, rank, first, _ = uses[wanted[role]]
             inputs.append(Transfers.of(role, shard, shards.home[shard], rank, first - 1, group))
     for role in OUTPUTS[direction]:
-        if role not in given:
-            shard, group, rank, _, last = _uses(shards, schedule, role)
+        if role in wanted:
+            shard, group, rank, _, last = uses[wanted[role]]
             outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
     return Transfers.join(*inputs), Transfers.join(*outputs)
 
@@ -60,9 +67,9 @@ def without_overlap(
     return replace(schedule, stage=2 * schedule.stage), (arriving, leaving)
 
 
-def _uses(shards: Shards, schedule: Schedule, role: Role) -> tuple[np.ndarray, ...]:
-    """Remote uses of a role: (shard, group, rank, first stage, last stage), one entry per (shard, group, rank)."""
-    shard = shard_of(schedule, role)
+def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:
+    """Remote uses of one side's shards: (shard, group, rank, first stage, last stage), one per (shard, group, rank)."""
+    shard = _side(schedule, is_query)
     away = np.flatnonzero(shards.home[shard] != schedule.rank)
     num_ranks = int(schedule.rank.max(initial=0)) + 1
     num_groups = int(schedule.group.max(initial=0)) + 1

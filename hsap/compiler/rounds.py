@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hsap.ir.sort import distinct
+from hsap.ir.sort import order_of
 
 
 def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
@@ -32,11 +32,16 @@ def _colour(src, dst, num_ranks, borders, num_colours, colours):
     none, one that is free at the sender is freed at the receiver.
     """
     # Nodes are senders, then receivers; edge_at[node, colour] is the edge there or -1.
-    edge_at = np.empty((2 * num_ranks, num_colours.max()), np.int64)
+    most = 0
+    for graph in range(len(num_colours)):
+        most = max(most, num_colours[graph])
+    edge_at = np.empty((2 * num_ranks, most), np.int64)
     for graph in range(len(num_colours)):
         if num_colours[graph] < 2:
             continue  # its only colour is 0
-        edge_at[:, : num_colours[graph]] = -1
+        for node in range(2 * num_ranks):
+            for c in range(num_colours[graph]):
+                edge_at[node, c] = -1
         for edge in range(borders[graph], borders[graph + 1]):
             u, v = edge_at[src[edge]], edge_at[num_ranks + dst[edge]]
             chosen = 0
@@ -78,13 +83,36 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
     if not len(stage):
         return np.zeros(0, np.int64)
     key = ((stage - stage.min()) * num_ranks + src) * num_ranks + dst
-    key, index = distinct(key)
-    sender, dst = np.divmod(key, num_ranks)
-    stage, src = np.divmod(sender, num_ranks)
-    num_stages = int(stage[-1]) + 1
-    degree = [np.bincount(stage * num_ranks + end, minlength=num_stages * num_ranks) for end in (src, dst)]
-    num_rounds = np.max(degree, axis=0).reshape(num_stages, num_ranks).max(axis=1)
-    rounds = (first + np.cumsum(num_rounds) - num_rounds)[stage]
-    borders = np.searchsorted(stage, np.arange(num_stages + 1))
-    _colour(src, dst, num_ranks, borders, num_rounds, rounds)
-    return rounds[index]
+    by_key = order_of(key)
+    return _deal(key[by_key], by_key, num_ranks, first)
+
+
+@njit(cache=True)
+def _deal(keys, by_key, num_ranks, first):
+    """Colour the edges of each stage and number the rounds. keys: (stage, src, dst) as one number, rising."""
+    num_pairs = num_ranks * num_ranks
+    num_stages = keys[-1] // num_pairs + 1
+    src, dst, edge_of = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
+    borders, degree = np.zeros(num_stages + 1, np.int64), np.zeros((num_stages, 2, num_ranks), np.int64)
+    edges = 0
+    for i in range(len(keys)):
+        if i == 0 or keys[i] != keys[i - 1]:
+            stage, pair = keys[i] // num_pairs, keys[i] % num_pairs
+            src[edges], dst[edges] = pair // num_ranks, pair % num_ranks
+            degree[stage, 0, src[edges]] += 1
+            degree[stage, 1, dst[edges]] += 1
+            edges += 1
+            borders[stage + 1] = edges
+        edge_of[by_key[i]] = edges - 1
+    num_rounds, colours = np.zeros(num_stages, np.int64), np.empty_like(keys)
+    for stage in range(num_stages):
+        borders[stage + 1] = max(borders[stage], borders[stage + 1])
+        for edge in range(borders[stage], borders[stage + 1]):
+            colours[edge] = first
+            busiest = max(degree[stage, 0, src[edge]], degree[stage, 1, dst[edge]])
+            num_rounds[stage] = max(num_rounds[stage], busiest)
+        first += num_rounds[stage]
+    _colour(src, dst, num_ranks, borders, num_rounds, colours)
+    for i in range(len(keys)):
+        edge_of[i] = colours[edge_of[i]]
+    return edge_of

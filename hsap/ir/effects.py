@@ -52,28 +52,24 @@ def touches(programs: Programs) -> Touches:
 
 def wait_of(programs: Programs) -> np.ndarray:
     """Index of the wait that ends each send and receive, -1 elsewhere (and where no wait follows): int64 [n]."""
-    is_wait = programs.op == Op.WAIT
-    is_moved = (programs.op == Op.SEND) | (programs.op == Op.RECV)
     out = np.full(len(programs), -1, np.int64)
-    waits, moved = np.flatnonzero(is_wait), np.flatnonzero(is_moved)
+    waits = np.flatnonzero(programs.op == Op.WAIT)
+    moved = np.flatnonzero((programs.op == Op.SEND) | (programs.op == Op.RECV))
     if len(waits) and len(moved):
         num_rounds = int(programs.round.max()) + 1
-        key = programs.rank * num_rounds + programs.round
-        waits = waits[order_of(key[waits])]
-        wait_keys = key[waits]
-        place = np.minimum(np.searchsorted(wait_keys, key[moved]), len(waits) - 1)
-        found = wait_keys[place] == key[moved]
-        out[moved[found]] = waits[place[found]]
+        rank = programs.rank
+        wait_keys, keys = (rank[index] * num_rounds + programs.round[index] for index in (waits, moved))
+        if num_rounds * programs.num_ranks <= 8 * len(programs):
+            table = np.full(num_rounds * programs.num_ranks, -1, np.int64)
+            table[wait_keys[::-1]] = waits[::-1]  # the first wait counts, and the last assignment
+            out[moved] = table[keys]
+        else:
+            by_key = order_of(wait_keys)
+            waits, wait_keys = waits[by_key], wait_keys[by_key]
+            place = np.minimum(np.searchsorted(wait_keys, keys), len(waits) - 1)
+            found = wait_keys[place] == keys
+            out[moved[found]] = waits[place[found]]
     return out
-
-
-def live_ranges(touched: Touches, programs: Programs) -> tuple[np.ndarray, np.ndarray]:
-    """First and last instruction index at which each buffer must exist: int64 [num_buffers]; (n, -1) if untouched."""
-    first = np.full(len(programs.buffers), len(programs), np.int64)
-    last = np.full(len(programs.buffers), -1, np.int64)
-    np.minimum.at(first, touched.buffer, touched.begin)
-    np.maximum.at(last, touched.buffer, touched.end)
-    return first, last
 
 
 @dataclass(frozen=True, slots=True, eq=False)

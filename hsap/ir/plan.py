@@ -33,6 +33,9 @@ class Plan:
     slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
     chart[mask][direction]: int64 [n, 6], a row per block (and head group), columns `Chart`.
     own_topology: the shape that a whole-group planner runs all ranks at, where it isn't the problem's.
+    choice: where planner auto chose this plan, the predicted seconds of each of its candidates, or why it had none. It
+    says how the plan came about and nothing of what the plan does, so it is stored but not hashed: the plan is equal
+    to what the winner makes by itself, and finds it in a cache.
     """
 
     problem: Problem
@@ -46,6 +49,7 @@ class Plan:
     programs: tuple[tuple[Programs, Programs], ...]
     chart: tuple[tuple[np.ndarray, np.ndarray], ...]
     own_topology: Topology | None = None
+    choice: dict[str, float | str] | None = None
     _hash: list = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -88,7 +92,7 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """SHA-256 over the header and all columns, hex."""
+        """SHA-256 over problem, planner, options and all columns, hex."""
         if not self._hash:
             digest = hashlib.sha256(json.dumps(_header(self), sort_keys=True).encode())
             for _, column in _columns(self):
@@ -106,7 +110,7 @@ class Plan:
         """Stored form: magic, JSON header (with dtypes and shapes), raw little-endian columns."""
         columns = _columns(self)
         header = _header(self) | {"columns": [[name, c.dtype.str, list(c.shape)] for name, c in columns]}
-        text = json.dumps(header | {"hash": self.hash}).encode()
+        text = json.dumps(header | {"hash": self.hash, "choice": self.choice}).encode()
         raw = (np.ascontiguousarray(c).data for _, c in columns)
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *raw])
 
@@ -169,6 +173,16 @@ def problem_from_json(data: dict) -> Problem:
         data["arena_multiple"],
         data["wire_dtype"],
     )
+
+
+def choice_from_json(data: object) -> dict[str, float | str] | None:
+    """Read a plan's `choice`; ValueError for what is none."""
+    if data is None:
+        return None
+    instance("a stored plan's choice", data, dict, "seconds or a reason by planner, or null")
+    if not all(type(value) in (float, str) for value in data.values()):
+        raise ValueError("a stored plan's choice has a value that is neither seconds nor a reason")
+    return data
 
 
 def _header(plan: Plan) -> dict:
@@ -254,4 +268,5 @@ def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
         tuple(programs),
         tuple(charts),
         Topology.parse(header["topology"]) if "topology" in header else None,
+        choice_from_json(header.get("choice")),
     )

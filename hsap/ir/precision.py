@@ -8,6 +8,7 @@ float32 its error would double over 16 merges and enter every gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,6 +73,18 @@ def row_bytes(precision: Precision, role, space, acc, heads, head_dim: int) -> t
     size = sizes[_width_class(role, space, acc)]
     stat = np.where(acc, DTYPE_BYTES[precision.stat_dtype_of(True)], DTYPE_BYTES[precision.stat_dtype_of(False)])
     return elements_per_row(role, heads, head_dim) * size, stats_per_row(role, heads) * stat
+
+
+@lru_cache(maxsize=64)
+def unit_bytes(precision: Precision, head_dim: int) -> np.ndarray:
+    """Tabulate `row_bytes` for one head: int64 [2, role + 1, space, whether it accumulates], elements and statistics.
+
+    A row's elements are those of its KV heads for `KV_ROLES`, else of its query heads; statistics are a query head's.
+    """
+    shape = (len(Role), len(Space), 2)
+    role, space, acc = np.indices(shape)
+    one_head = np.ones((*shape, 4), np.int64)
+    return np.stack(row_bytes(precision, role - 1, space, acc == 1, one_head, head_dim)).astype(np.int64)
 
 
 def aligned(num_bytes):

@@ -44,12 +44,26 @@ class Topology:
         return f"{self.inter_sp}x{self.intra_sp}"
 
 
+_RATES = (
+    "intra_bytes_per_s",
+    "inter_bytes_per_s",
+    "flops_per_s",
+    "memory_bytes_per_s",
+    "attend_efficiency",
+    "attend_grad_efficiency",
+)
+_TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s")
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The machines under one SP group. Rates in bytes/s one way per rank, times in seconds, FLOP/s per rank.
 
     num_nodes: how many there are (None: as many as needed). first_rank: place of the group's rank 0 inside its node (a
-    group may start mid-node).
+    group may start mid-node). memory_bytes_per_s: of the device's own memory, reads and writes together.
+    kernel_overhead_s, slice_overhead_s: what each kernel costs however small, and each slice in it. attend_efficiency,
+    attend_grad_efficiency: parts of flops_per_s that attention kernels reach on large dense slices. tile_tokens: rows
+    and columns of the tiles they compute, whole ones even where a slice fills them in part.
     """
 
     name: str = "nodes-of-8"
@@ -61,6 +75,12 @@ class Cluster:
     inter_latency_s: float = 10e-6
     flops_per_s: float = 200e12
     num_nodes: int | None = None
+    memory_bytes_per_s: float = 1.5e12
+    kernel_overhead_s: float = 5e-6
+    slice_overhead_s: float = 0.1e-6
+    attend_efficiency: float = 0.6
+    attend_grad_efficiency: float = 0.5
+    tile_tokens: int = 128
 
     def __post_init__(self) -> None:
         instance("cluster: name", self.name, str, "a word")
@@ -69,9 +89,10 @@ class Cluster:
         checked["first_rank"] = whole(
             f"{where}: first_rank, a place inside a node,", self.first_rank, 0, checked["ranks_per_node"] - 1
         )
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
+        checked["tile_tokens"] = whole(f"{where}: tile_tokens", self.tile_tokens)
+        for name in _RATES:
             checked[name] = number(f"{where}: {name}", getattr(self, name))
-        for name in ("intra_latency_s", "inter_latency_s"):
+        for name in _TIMES:
             checked[name] = number(f"{where}: {name}", getattr(self, name), zero=True)
         if self.num_nodes is not None:
             checked["num_nodes"] = whole(f"{where}: num_nodes (None for no limit)", self.num_nodes)
@@ -94,11 +115,17 @@ class Cluster:
 
 
 PRESETS = {
-    "dgx-a100": Cluster("dgx-a100", 8, 0, 300e9, 25e9, 5e-6, 10e-6, 312e12),
-    "hgx-h100": Cluster("hgx-h100", 8, 0, 450e9, 50e9, 5e-6, 10e-6, 989e12),
-    "cpu-gloo": Cluster("cpu-gloo", 1 << 20, 0, 2.5e9, 2.5e9, 40e-6, 40e-6, 30e9),
+    "dgx-a100": Cluster("dgx-a100", 8, 0, 300e9, 25e9, 5e-6, 10e-6, 312e12, None, 2.0e12, 5e-6, 0.1e-6, 0.65, 0.55),
+    "hgx-h100": Cluster("hgx-h100", 8, 0, 450e9, 50e9, 5e-6, 10e-6, 989e12, None, 3.35e12, 5e-6, 0.1e-6, 0.6, 0.5),
+    "cpu-gloo": Cluster(
+        "cpu-gloo", 1 << 20, 0, 2.5e9, 2.5e9, 40e-6, 40e-6, 30e9, None, 10e9, 50e-6, 2e-6, 0.8, 0.6, 64
+    ),
 }
-"""Data-sheet figures (NVLink and network one way per GPU, dense bf16); `cpu-gloo` is one host, loopback."""
+"""Data-sheet figures (NVLink and network one way per GPU, dense bf16, memory); `cpu-gloo` is one host, loopback.
+
+Overheads, efficiencies and tiles are assumptions: round figures near what is published for FlashAttention on these
+devices, not measured by us.
+"""
 
 
 @dataclass(frozen=True, slots=True)

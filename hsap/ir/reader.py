@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from hsap.ir.block import Shards
-from hsap.ir.plan import Plan, problem_from_json, problem_to_json
+from hsap.ir.plan import Plan, choice_from_json, problem_from_json, problem_to_json
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import COLUMN_WIDTHS, NONE, Buffers, Programs, Role, Space, typed
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.spelling import HEADER, Words, place_names, whole_share
 
-JSON_LINES = (["problem"], ["planner"], ["options"])
+JSON_LINES = (["problem"], ["planner"], ["options"], ["choice"])
 SPAN = r"\[N,N\)"
 
 
@@ -29,6 +29,7 @@ def read_plan(text: str) -> Plan:
     lines.current.word("options")
     options = lines.json(dict, "a JSON object")
     own = _own_topology(lines)
+    choice = _choice(lines)
     problem = _problem(lines)
     topology = own or problem.topology
     if topology.num_ranks != problem.num_ranks:
@@ -70,7 +71,16 @@ def read_plan(text: str) -> Plan:
         tuple(programs),
         tuple(charts),
         own,
+        choice,
     )
+
+
+def _choice(lines: _Lines) -> dict | None:
+    """Read what planner auto found, where it chose the plan."""
+    if not lines.starts("choice"):
+        return None
+    lines.current.word("choice")
+    return choice_from_json(lines.json(dict, "a JSON object"))
 
 
 class _Lines:

@@ -29,8 +29,9 @@ class Transfers:
     @classmethod
     def of(cls, role, shard, src, dst, stage, group=0) -> Transfers:
         """Build from arrays or scalars that broadcast against each other."""
-        columns = np.broadcast_arrays(*(np.asarray(c, dtype=np.int64) for c in (role, shard, group, src, dst, stage)))
-        return cls(*(np.atleast_1d(c) for c in columns))
+        columns = [np.asarray(column, dtype=np.int64) for column in (role, shard, group, src, dst, stage)]
+        shape = np.broadcast_shapes(*(column.shape for column in columns)) or (1,)
+        return cls(*(column if column.shape == shape else np.broadcast_to(column, shape) for column in columns))
 
     @classmethod
     def join(cls, *parts: Transfers) -> Transfers:

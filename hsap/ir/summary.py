@@ -51,6 +51,7 @@ def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) ->
             name: _plain(np.average([part[name] for part in parts], weights=layers)) for name in parts[0]
         } | {"peak_buffer_bytes_per_rank": max(part["peak_buffer_bytes_per_rank"] for part in parts)}
     out["wire_dtype"] = plan.precision.wire
+    out["choice"] = plan.choice
     if plan.own_topology is not None:
         out["own_topology"] = str(plan.own_topology)
     if len(masks) > 1:
@@ -66,7 +67,7 @@ def _mask(plan: Plan, mask: int) -> dict:
     stages = max(int(chart[:, Chart.STAGE].max(initial=-1)) + 1 for chart in plan.chart[mask])
     named, layers = plan.problem.masks[mask]
     out = {
-        "mask": str(named) if isinstance(named, Mask) else [str(each) for each in named],
+        "mask": str(named) if isinstance(named, Mask) else sorted({str(each) for each in named}),
         "layers": layers,
         "area_per_rank": [_plain(a) for a in pairs / heads],
         "area_imbalance": _imbalance(pairs),

@@ -48,6 +48,8 @@ def print_plan(plan: Plan) -> str:
     lines.append(f"options {json.dumps(plan.options)}")
     if plan.own_topology is not None:
         lines.append(f"topology {plan.own_topology}")
+    if plan.choice is not None:
+        lines.append(f"choice {json.dumps(plan.choice)}")
     lines += [f"problem {name} {json.dumps(value)}" for name, value in problem_to_json(plan.problem).items()]
     lines += _placement(plan)
     for mask in range(len(plan.slices)):

@@ -2,9 +2,12 @@
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from hsap.ir.mask import Mask, parse_layers
 
 CHECKPOINTING = ("none", "full")
 
@@ -15,7 +18,9 @@ class ModelConfig:
 
     `checkpointing="full"` keeps, per layer, its input and what attention saved, and recomputes all the rest in
     backward; attention itself is never recomputed. `loss_chunk_tokens` bounds the rows of logits that exist at one
-    time.
+    time. `masks` names the attention mask of each layer, from the first on, in the spelling of `parse_layers` or as a
+    list of such texts: of every layer, or a pattern that is repeated to the last, as in window:1024*5+causal. It is
+    kept as the text of the shortest such pattern.
     Errors: ValueError that names the field.
     """
 
@@ -32,8 +37,11 @@ class ModelConfig:
     init_std: float = 0.02
     checkpointing: str = "none"
     loss_chunk_tokens: int = 1024
+    masks: str = "causal"
 
     def __post_init__(self) -> None:
+        if isinstance(self.masks, list | tuple) and all(isinstance(mask, str) for mask in self.masks):
+            object.__setattr__(self, "masks", "+".join(self.masks))
         for field in dataclasses.fields(self):
             _check_field(field.name, field.type, getattr(self, field.name))
         if self.num_q_heads % self.num_kv_heads:
@@ -49,6 +57,7 @@ class ModelConfig:
             raise ValueError(
                 f"model.checkpointing is {self.checkpointing!r}; the choices are {', '.join(CHECKPOINTING)}."
             )
+        object.__setattr__(self, "masks", _pattern(self.masks, self.num_layers))
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], tokenizer_vocab_size: int | None = None) -> "ModelConfig":
@@ -82,6 +91,12 @@ class ModelConfig:
                 f"the model's own tokenizer, or set model.vocab_size to {tokenizer_vocab_size} or more."
             )
         return config
+
+    @property
+    def layer_masks(self) -> tuple[Mask, ...]:
+        """The attention mask of each layer."""
+        pattern = parse_layers(self.masks)
+        return pattern * (self.num_layers // len(pattern))
 
     @property
     def q_dim(self) -> int:
@@ -125,10 +140,27 @@ class ModelConfig:
         return 10 * area * self.num_q_heads * self.head_dim
 
     def train_flops(self, num_tokens: int, area: int) -> int:
-        """Model FLOPs of a forward and backward over `num_tokens`, where every layer's mask shows `area` (q, k)
-        pairs."""
+        """Model FLOPs of a forward and backward over `num_tokens`, where a layer's mask shows `area` (q, k) pairs, in
+        the mean of all layers."""
         attention = self.attention_forward_flops(area) + self.attention_backward_flops(area)
         return num_tokens * self.flops_per_token + self.num_layers * attention
+
+
+def _pattern(masks: str, num_layers: int) -> str:
+    """Check masks of layers, and give the shortest pattern that says the same: equal models have equal texts."""
+    try:
+        layers = parse_layers(masks)
+    except ValueError as error:
+        raise ValueError(f"model.masks is {masks!r}: {error}.") from error
+    if num_layers % len(layers):
+        raise ValueError(
+            f"model.masks names {len(layers)} layers, which don't go into model.num_layers {num_layers}: name one mask "
+            "for each layer, or a pattern that fits in a whole number of times."
+        )
+    periods = (n for n in range(1, len(layers) + 1) if len(layers) % n == 0)
+    shortest = next(n for n in periods if layers[:n] * (len(layers) // n) == layers)
+    runs = ((mask, len([*run])) for mask, run in itertools.groupby(layers[:shortest]))
+    return "+".join(f"{mask}*{count}" if count > 1 else f"{mask}" for mask, count in runs)
 
 
 def _check_field(name: str, kind: Any, value: Any) -> None:

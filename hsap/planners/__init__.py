@@ -1,7 +1,8 @@
 """Planners: every published strategy as one small file that only chooses where and when blocks are computed.
 
 A planner is a function of a problem (and options) that returns a `Strategy` for the `topology.inter_sp` ranks of one
-intra column; one that plans the whole group may choose another shape for all its ranks. `PLANNERS` is the whole list.
+intra column; one that plans the whole group may choose another shape for all its ranks. `PLANNERS` is the whole list;
+under the name `AUTO` the simulator chooses among them (`hsap.compile`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from hsap.ir.check import one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
+from hsap.planners.basp import basp
+from hsap.planners.dcp import dcp
 from hsap.planners.distflash import distflash
+from hsap.planners.flashcp import flashcp
+from hsap.planners.loongtrain import loongtrain
 from hsap.planners.magi import magi
 from hsap.planners.mesh import mesh
 from hsap.planners.nested import nested
 from hsap.planners.ring import ring
 from hsap.planners.sap import sap
+from hsap.planners.te import te
+from hsap.planners.usp import usp
 from hsap.planners.zigzag import zigzag
 
 
@@ -29,12 +36,14 @@ class Planner:
     """An entry of the table. plan: the function. paper: where it is from. summary: one line for people.
 
     whole_group: it plans all inter × intra ranks and may give them another shape, `Strategy.topology`.
+    slow: it takes so long that `auto` tries it only when it is named.
     """
 
     plan: Callable[..., Strategy]
     paper: str
     summary: str
     whole_group: bool = False
+    slow: bool = False
 
 
 PLANNERS: dict[str, Planner] = {
@@ -46,16 +55,50 @@ PLANNERS: dict[str, Planner] = {
     "allgather": Planner(
         allgather, "The Llama 3 Herd of Models §3.3.2 (2024)", "2N chunks of the pack, needed KV gathered, then compute"
     ),
+    "flashcp": Planner(
+        flashcp, "FlashCP (Wang et al., 2026)", "documents whole where balance allows, else in zigzag shards"
+    ),
     "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
     "nested": Planner(nested, "HSAP (this project)", "node first, then rank, then tile; areas and tokens balanced"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "dcp": Planner(
+        dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
+    ),
+    "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", True),
+    "te": Planner(te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", True),
+    "loongtrain": Planner(
+        loongtrain, "LoongTrain (Gu et al., 2024)", "all-to-all over heads × two zigzag rings, one in the node", True
+    ),
+    "basp": Planner(basp, "BASP (abstract only)", "each sequence of the micro-step on a group of its own", True),
 }
+
+
+AUTO = "auto"
+AUTO_SUMMARY = "whichever of its candidates the simulator says is fastest for the pack (slow ones only where named)"
+AUTO_PAPER = "ours: the planners above, compiled and priced for each pack"
+
+
+def candidates(names: str | None = None) -> tuple[str, ...]:
+    """Planners that auto tries, in the order of the table: those of `names` (as in `sap|zigzag`), else all fast ones.
+
+    ValueError: an unknown name, or none at all.
+    """
+    if names is None:
+        return tuple(name for name, planner in PLANNERS.items() if not planner.slow)
+    if not isinstance(names, str):
+        raise ValueError(f"planner {AUTO}: candidates is {shown(names)}; give names, as in sap|zigzag")
+    wanted = [name.strip() for name in names.replace(",", "|").split("|")]
+    for name in wanted:
+        one_of(f"planner {AUTO}: unknown candidate", name, PLANNERS, "planners")
+    return tuple(name for name in PLANNERS if name in wanted)
 
 
 def find(name: str) -> Planner:
     """Look a planner up by name; ValueError lists the known ones."""
-    return PLANNERS[one_of("planner: unknown name", name, PLANNERS, "planners")]
+    one_of("planner: unknown name", name, (*PLANNERS, AUTO), "planners")
+    assert name != AUTO, "auto chooses among planners and is none"
+    return PLANNERS[name]
 
 
 def run(name: str, problem: Problem, options: dict) -> Strategy:
@@ -67,9 +110,20 @@ def run(name: str, problem: Problem, options: dict) -> Strategy:
 
 
 def options_of(name: str) -> dict[str, object]:
-    """Options of a planner with their defaults."""
+    """Options of a planner, or of auto, with their defaults."""
+    if name == AUTO:
+        return {"candidates": "|".join(candidates())}
     parameters = inspect.signature(find(name).plan).parameters
     return {p.name: p.default for p in parameters.values() if p.name != "problem"}
+
+
+def listing() -> list[dict]:
+    """Say what there is to choose from: name, paper, summary and options of every planner, auto last."""
+    told = [(name, planner.paper, planner.summary) for name, planner in PLANNERS.items()]
+    return [
+        {"name": name, "paper": paper, "summary": summary, "options": options_of(name)}
+        for name, paper, summary in [*told, (AUTO, AUTO_PAPER, AUTO_SUMMARY)]
+    ]
 
 
 def check_options(name: str, options: dict) -> None:
@@ -82,3 +136,5 @@ def check_options(name: str, options: dict) -> None:
             raise ValueError(
                 f"planner {name}: {option} is {shown(value)}; give a word, a finite number, a truth value or None"
             )
+    if name == AUTO:
+        candidates(options.get("candidates"))

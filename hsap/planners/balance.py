@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numba import njit
 
 from hsap.ir.block import Blocks, Shards
 
@@ -81,64 +82,72 @@ def even_areas(
     gives one block at a time to any rank that stays below it, at the least extra traffic per area that it sheds; moves
     that would lift the receiver over the goal are taken only when there are no others.
     """
-    search = _Search(shards, blocks, rank, num_ranks, costs)
-    goal = search.load.mean() * (1 + slack)
-    while search.load.max() > goal and search.relieve(int(search.load.argmax()), goal):
-        pass
-    return search.rank
+    sides, area = np.stack([blocks.q, blocks.kv]), blocks.area.astype(np.float64)
+    uses = np.zeros((2, num_ranks, len(shards)), np.int32)
+    for used, shard in zip(uses, sides):
+        used[:] = np.bincount(rank * len(shards) + shard, minlength=used.size).reshape(used.shape)
+        # Two more at home, where a shard is whether it is used or not: that use is never the first nor the last.
+        used[shards.home, np.arange(len(shards))] += 2
+    price = shards.tokens * np.array(costs, np.float64)[:, None]
+    load = np.bincount(rank, weights=area, minlength=num_ranks)
+    goal = load.mean() * (1 + slack)
+    rank = rank.astype(np.int64)
+    gave = True
+    while gave and load.max() > goal:
+        busy = int(load.argmax())
+        gave = _relieve(busy, goal, np.flatnonzero(rank == busy), rank, load, area, sides, uses, price)
+    return rank
 
 
-class _Search:
-    """Where the blocks are, how busy each rank is, and what each shard would cost each rank."""
+@njit(cache=True)
+def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
+    """Move blocks off a rank until it is at the goal or can give none; False where it gave none.
 
-    def __init__(self, shards: Shards, blocks: Blocks, rank: np.ndarray, num_ranks: int, costs) -> None:
-        self.rank = rank.copy()
-        self.area = blocks.area.astype(np.float64)
-        self.load = np.bincount(rank, weights=self.area, minlength=num_ranks)
-        self.shard = (blocks.q, blocks.kv)
-        self.uses, self.price, self.missing = [], [], []
-        for shard, cost in zip(self.shard, costs):
-            uses = np.bincount(rank * len(shards) + shard, minlength=num_ranks * len(shards))
-            uses = uses.reshape(num_ranks, len(shards))
-            # Two more at home, where a shard is whether it is used or not: that use is never the first nor the last.
-            uses[shards.home, np.arange(len(shards))] += 2
-            self.uses.append(uses)
-            self.price.append(shards.tokens * float(cost))
-            self.missing.append(np.where(uses == 0, self.price[-1], 0.0))
+    mine: its blocks. rank, load: of all blocks and ranks so far, updated. sides: query and KV shard of each block.
+    uses: how often each side's shards are used on each rank, int32 [2, num_ranks, num_shards], updated. price: what a
+    shard's way costs.
+    """
+    gave = False
+    while load[busy] > goal:
+        to, at = _cheapest(busy, goal, goal, mine, load, area, sides, uses, price)
+        if at < 0:
+            # Below the busy one, if that is all there is.
+            to, at = _cheapest(busy, goal, np.nextafter(load[busy], 0.0), mine, load, area, sides, uses, price)
+        if at < 0:
+            break
+        block = mine[at]
+        rank[block] = to
+        load[busy] -= area[block]
+        load[to] += area[block]
+        for side in range(2):
+            uses[side, busy, sides[side, block]] -= 1
+            uses[side, to, sides[side, block]] += 1
+        for later in range(at + 1, len(mine)):
+            mine[later - 1] = mine[later]
+        mine = mine[:-1]
+        gave = True
+    return gave
 
-    def relieve(self, busy: int, goal: float) -> bool:
-        """Move blocks off a rank until it is at the goal or can give none; False where it gave none."""
-        mine = np.flatnonzero(self.rank == busy)
-        area = self.area[mine]
-        q, kv = (shard[mine] for shard in self.shard)
-        extra = self.missing[0][:, q] + self.missing[1][:, kv]
-        gave = False
-        while self.load[busy] > goal:
-            after = self.load[:, None] + area
-            fits = after <= goal
-            if not fits.any():
-                fits = after < self.load[busy]
-                if not fits.any():
-                    break
-            saved = sum((u[busy, s] == 1) * p[s] for u, s, p in zip(self.uses, (q, kv), self.price))
-            worth = np.where(fits, (extra - saved) / np.minimum(area, self.load[busy] - goal), np.inf)
-            # Least traffic first; where it is equal (mostly at nothing), the receiver with the most room.
-            to, at = np.nonzero(worth == worth.min())
-            pick = int(self.load[to].argmin())
-            to, at = int(to[pick]), int(at[pick])
-            self._move(int(mine[at]), busy, to)
-            extra[to] = self.missing[0][to, q] + self.missing[1][to, kv]
-            area[at] = np.inf
-            gave = True
-        return gave
 
-    def _move(self, block: int, old: int, new: int) -> None:
-        self.rank[block] = new
-        self.load[old] -= self.area[block]
-        self.load[new] += self.area[block]
-        for shards, uses, price, missing in zip(self.shard, self.uses, self.price, self.missing):
-            shard = shards[block]
-            uses[old, shard] -= 1
-            uses[new, shard] += 1
-            missing[new, shard] = 0.0
-            missing[old, shard] = 0.0 if uses[old, shard] else price[shard]
+@njit(cache=True)
+def _cheapest(busy, goal, limit, mine, load, area, sides, uses, price):
+    """Move with the least extra traffic per area shed that lifts no rank over a limit: (to, place in `mine`) or -1s.
+
+    Where it is equal (mostly at nothing), the receiver with the most room, then the first.
+    """
+    saved = np.zeros(len(mine))
+    for at in range(len(mine)):
+        for side in range(2):
+            shard = sides[side, mine[at]]
+            saved[at] += price[side, shard] if uses[side, busy, shard] == 1 else 0.0
+    least, best_to, best_at = np.inf, -1, -1
+    for to in range(len(load)):
+        for at in range(len(mine)):
+            block = mine[at]
+            if load[to] + area[block] <= limit:
+                q, kv = sides[0, block], sides[1, block]
+                extra = (0.0 if uses[0, to, q] else price[0, q]) + (0.0 if uses[1, to, kv] else price[1, kv])
+                worth = (extra - saved[at]) / min(area[block], load[busy] - goal)
+                if worth < least or (worth == least and load[to] < load[best_to]):
+                    least, best_to, best_at = worth, to, at
+    return best_to, best_at

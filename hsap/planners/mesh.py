@@ -3,16 +3,19 @@
 Paper: Chen et al., "Mesh-Attention: A New Communication-Efficient Distributed Attention with Improved Data Locality"
 (2025, arXiv 2512.20968). P = a · b ranks, row by row, are a mesh of b rows with a ranks each. A rank's tile is the a
 query chunks of its mesh row against the b KV chunks of its mesh column, its own among both: q comes along the row, KV
-along the column, partial outputs go back along the row. b = P, a = 1 is ring attention.
-Cost: a rank receives (a - 1) chunks of q and sends as many of o, and receives (b - 1) chunks of KV, of L / P rows:
-about 2 L / √P rows at the best shape, where a ring needs L. Chunks that arrived are kept: memory of a + b chunks.
-Ours, for the details aren't public code: each direction has the shape that moves the fewest elements (forward q, o
-against k, v; backward q, do, dq against k, v, dk, dv), so grouped KV heads give flat tiles; mesh rows are neighbours,
-so that the dear side stays inside nodes. A rank's chunk is its zigzag pair of every document: every pair of ranks then
-shares equally much of a causal document, and all tiles are even. Order of arrivals: one chunk a stage, greedily the
-one that makes the most new cells of the tile computable per element moved, KV on ties; chunks come from home
-directly. Cells without a visible pair don't exist, rows that a tile doesn't use don't travel.
-Options: a, the query chunks of a tile in both directions (a divisor of the ranks).
+along the column, partial outputs go back along the row. b = P, a = 1 is ring attention's share of the work.
+Cost: a rank receives (a - 1) chunks of q and of partial o, and (b - 1) chunks of KV, of L / P rows each: about
+2 L / √P rows at the best shape, where a ring needs L. What has arrived is kept: memory of a + b chunks.
+Ours, as its code isn't public and packs aren't its subject:
+- Each direction has the shape that moves the fewest elements (forward q, o against k, v; backward q, do, dq against k,
+  v, dk, dv), so that grouped KV heads give flat tiles. Mesh rows are neighbours: the dear side stays in a node.
+- A chunk is a rank's zigzag pair of every document: any two ranks share equally much of a causal document, so all
+  tiles are even. Short documents stay whole and are dealt to the ranks, as many as leave areas and tokens even.
+- Order of arrivals: one chunk a stage, greedily the one that makes the most new cells of the tile computable per
+  element moved, KV on ties; chunks come from home directly. Cells without a visible pair don't exist, and rows that
+  no cell of a tile uses don't travel to it.
+Options: a, the query chunks of a tile in both directions (a divisor of the ranks); slack, the excess of area and tokens
+over their means that whole documents may cause; relay=True sends a row across each node border once, and on from there.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ import functools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import whole
+from hsap.ir.check import instance, number, whole
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
-from hsap.planners.parts import split_by_need
+from hsap.planners.fill import deal
+from hsap.planners.parts import mean_areas, split_by_need
 from hsap.planners.zigzag import zigzag_shards
 
 
-def mesh(problem: Problem, a: int | None = None) -> Strategy:
-    """Plan zigzag shards and tiles of a query chunks by ranks / a KV chunks."""
+def mesh(problem: Problem, a: int | None = None, slack: float = 0.05, relay: bool = False) -> Strategy:
+    """Plan zigzag shards and tiles of `a` query chunks by ranks / a KV chunks."""
+    slack = number("planner mesh: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
+    instance("planner mesh: relay", relay, bool, "true or false")
     num_ranks = problem.topology.inter_sp
     if a is not None and num_ranks % whole("planner mesh: a, the query chunks of a tile", a):
         legal = ", ".join(map(str, _divisors(num_ranks)))
@@ -38,12 +44,31 @@ def mesh(problem: Problem, a: int | None = None) -> Strategy:
     costs = {direction: row_costs(problem, direction) for direction in DIRECTIONS}
     widths = {direction: a or tile_width(num_ranks, *costs[direction]) for direction in DIRECTIONS}
     places = {width: functools.partial(_tile_of, width) for width in widths.values()}
-    shards = split_by_need(problem, zigzag_shards(problem.layout.document_spans, num_ranks), *places.values())
+    shards = split_by_need(problem, chunks(problem, num_ranks, slack), *places.values())
     blocks = [cut_blocks(shards, problem.slices(mask)) for mask in range(len(problem.masks))]
     arrivals = {d: arrival_stages(widths[d], num_ranks // widths[d], *costs[d]) for d in DIRECTIONS}
-    return Strategy(
-        shards, *(tuple(_schedule(part, shards, widths[d], *arrivals[d]) for part in blocks) for d in DIRECTIONS)
-    )
+    forward, backward = (tuple(_schedule(part, shards, widths[d], *arrivals[d]) for part in blocks) for d in DIRECTIONS)
+    return Strategy(shards, forward, backward, relay=relay)
+
+
+def chunks(problem: Problem, num_ranks: int, slack: float) -> Shards:
+    """Cut long documents in zigzag over all ranks; the most of the shortest that can be even stay whole."""
+    documents = problem.layout.document_spans
+    lengths, areas = documents[:, 1] - documents[:, 0], mean_areas(problem, documents)
+    mean = np.maximum([lengths.sum() / num_ranks, areas.sum() / num_ranks], 1e-9)
+    weight = np.maximum(lengths / mean[0], areas / mean[1])
+    by_weight = np.argsort(weight, kind="stable")
+    most, few = int((weight <= 1 + slack).sum()), 0
+    while few < most:  # Bisection: more whole documents are less even, nearly always.
+        middle = (few + most + 1) // 2
+        even = deal(lengths, areas, by_weight[:middle][::-1], num_ranks, mean)[1] <= slack
+        few, most = (middle, most) if even else (few, middle - 1)
+    kept = by_weight[:few][::-1]
+    rank, _ = deal(lengths, areas, kept, num_ranks, mean)
+    cut = zigzag_shards(documents[np.sort(by_weight[few:])], num_ranks)
+    spans = np.concatenate([cut.spans, documents[kept]])
+    home = np.concatenate([np.repeat(cut.home, np.diff(cut.offsets)), rank])
+    return Shards.of([(r, spans[home == r]) for r in range(num_ranks)])
 
 
 def row_costs(problem: Problem, direction: str) -> tuple[int, int]:

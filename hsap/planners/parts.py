@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -23,10 +24,12 @@ def equal_shards(num_tokens: int, num_ranks: int) -> Shards:
     return Shards.of([(rank, np.array([borders[rank : rank + 2]])) for rank in range(num_ranks)])
 
 
-def same_both_ways(problem: Problem, shards: Shards, schedule: Callable[[Blocks], Schedule]) -> Strategy:
+def same_both_ways(
+    problem: Problem, shards: Shards, schedule: Callable[[Blocks], Schedule], relay: bool = False
+) -> Strategy:
     """Make the strategy whose backward computes every block where and when the forward does."""
     schedules = tuple(schedule(cut_blocks(shards, problem.slices(mask))) for mask in range(len(problem.masks)))
-    return Strategy(shards, schedules, schedules)
+    return Strategy(shards, schedules, schedules, relay=relay)
 
 
 def query_home(q_home: np.ndarray, kv_home: np.ndarray) -> np.ndarray:
@@ -50,15 +53,18 @@ def mean_areas(problem: Problem, spans: np.ndarray) -> np.ndarray:
 def split_by_need(problem: Problem, shards: Shards, *placements: Placement) -> Shards:
     """Split shards so that what travels as a whole shard is needed as a whole.
 
-    A home rank's rows are told apart by the ranks that need their queries or their KV, in any mask and under any of
+    A home rank's rows are told apart by the ranks that need their queries or their KV, in each mask and under each of
     the placements; rows of one home that are needed alike become one shard, in token order. So nothing travels that a
     block doesn't use, in as few shards as that takes.
     """
     by_position = order_of(shards.spans[:, 0])
     spans, home = shards.spans[by_position], np.repeat(shards.home, np.diff(shards.offsets))[by_position]
-    cuts = [cut(problem.slices(mask), spans, spans) for mask in range(len(problem.masks))]
-    pieces, q_span, k_span = (np.concatenate(parts) for parts in zip(*cuts))
-    begin, end, who = _needs(pieces, home[q_span], home[k_span], problem.topology.inter_sp, placements)
+    found = []
+    for mask, place in itertools.product(range(len(problem.masks)), placements):
+        pieces, q_span, k_span = cut(problem.slices(mask), spans, spans)
+        found += _needs(pieces, home[q_span], home[k_span], place)
+    begin, end = (np.concatenate([need[i] for need in found]) for i in (0, 1))
+    who = np.concatenate([rank * len(found) + i for i, (_, _, rank) in enumerate(found)])
     borders = np.unique(np.concatenate([spans.ravel(), begin, end]))
     need, atom = ranges(np.searchsorted(borders, begin), np.searchsorted(borders, end))
     num_atoms, count = max(len(borders) - 1, 0), int(who.max(initial=0)) + 1
@@ -69,15 +75,14 @@ def split_by_need(problem: Problem, shards: Shards, *placements: Placement) -> S
     return grouped(borders, at, mark)
 
 
-def _needs(pieces, q_home, kv_home, num_ranks: int, placements) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List which rows are needed away from home: (first, stop, rank + num_ranks × placement and side)."""
+def _needs(pieces: np.ndarray, q_home: np.ndarray, kv_home: np.ndarray, place: Placement) -> list[tuple]:
+    """List which query rows and which KV rows are needed away from home: (first, stop, rank) of both."""
+    rank = place(q_home, kv_home)
     found = []
-    for i, place in enumerate(placements):
-        rank = place(q_home, kv_home)
-        for side, (home, first, stop) in enumerate(((q_home, Q0, Q1), (kv_home, K0, K1))):
-            away = np.flatnonzero(home != rank)
-            found.append((pieces[away, first], pieces[away, stop], rank[away] + num_ranks * (2 * i + side)))
-    return tuple(np.concatenate(parts) for parts in zip(*found))
+    for home, first, stop in ((q_home, Q0, Q1), (kv_home, K0, K1)):
+        away = np.flatnonzero(home != rank)
+        found.append((pieces[away, first], pieces[away, stop], rank[away]))
+    return found
 
 
 def scramble(values: np.ndarray) -> np.ndarray:

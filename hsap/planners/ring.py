@@ -25,11 +25,20 @@ def ring(problem: Problem) -> Strategy:
     return same_both_ways(problem, shards, lambda blocks: around(blocks, shards, num_ranks))
 
 
-def around(blocks: Blocks, shards: Shards, num_ranks: int) -> Schedule:
-    """Schedule one shard a rank so that KV of rank r is at rank r + s in stage s."""
-    rank = shards.home[blocks.q]
-    stage = (rank - shards.home[blocks.kv]) % num_ranks
+def around(blocks: Blocks, shards: Shards, num_ranks: int, inner: int | None = None) -> Schedule:
+    """Schedule one shard a rank so that KV of rank r is at rank r + s in stage s.
+
+    inner: a divisor of num_ranks makes two rings of one: KV goes around `inner` neighbours, then on to the next ones.
+    """
+    inner = inner or num_ranks
+    rank, kv = shards.home[blocks.q], shards.home[blocks.kv]
+    stage = (rank // inner - kv // inner) % (num_ranks // inner) * inner + (rank - kv) % inner
     shard, hop = np.divmod(np.arange(len(shards) * (num_ranks - 1)), max(num_ranks - 1, 1))
-    at = shards.home[shard] + hop
-    kv = Transfers.of(Role.KV, shard, at % num_ranks, (at + 1) % num_ranks, hop)
-    return Schedule.of(blocks, rank, stage, kv)
+    step = hop + 1
+
+    def after(step: np.ndarray) -> np.ndarray:
+        home = shards.home[shard]
+        return (home // inner + step // inner) * inner % num_ranks + (home + step) % inner
+
+    src = after(np.where(step % inner, hop, step - inner))
+    return Schedule.of(blocks, rank, stage, Transfers.of(Role.KV, shard, src, after(step), hop))

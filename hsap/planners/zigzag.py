@@ -28,11 +28,16 @@ def zigzag(problem: Problem) -> Strategy:
 
 def zigzag_shards(documents: np.ndarray, num_ranks: int) -> Shards:
     """Deal 2 · num_ranks chunks of every document so that rank r gets the r-th from both ends. documents: spans."""
+    spans = zigzag_chunks(documents, num_ranks)
+    return Shards.of([(r, spans[:, [r, -1 - r]].reshape(-1, 2)) for r in range(num_ranks)])
+
+
+def zigzag_chunks(documents: np.ndarray, num_ranks: int) -> np.ndarray:
+    """Cut every document into 2 · num_ranks chunks, equal ± 1 token: spans int64 [num_documents, chunks, 2]."""
     chunks = 2 * num_ranks
     base, rest = np.divmod(documents[:, 1] - documents[:, 0], chunks)
     dealt = np.cumsum(rest) - rest
     extra = (np.arange(chunks) - dealt[:, None]) % chunks < rest[:, None]
     stops = documents[:, :1] + np.cumsum(base[:, None] + extra, axis=1)
     starts = np.concatenate([documents[:, :1], stops[:, :-1]], axis=1)
-    spans = np.stack([starts, stops], axis=2)
-    return Shards.of([(r, spans[:, [r, chunks - 1 - r]].reshape(-1, 2)) for r in range(num_ranks)])
+    return np.stack([starts, stops], axis=2)

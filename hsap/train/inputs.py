@@ -12,7 +12,7 @@ from hsap.data.store import DocumentStore, tokenise_documents
 from hsap.data.tokenise import Tokenizer, load_tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask
+from hsap.ir.mask import distinct_masks
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.models import ModelConfig
 from hsap.planners import check_options
@@ -92,7 +92,7 @@ def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> Pla
         Layout.from_lengths([]),
         heads,
         topology,
-        ((Mask(), model.num_layers),),
+        distinct_masks(model.layer_masks)[0],
         Cluster.preset(preset).starting_at(dp_rank * topology.num_ranks, config.cluster.ranks_per_node),
         None,
         config.arena_multiple,

@@ -1,7 +1,8 @@
 """Planning ahead: one rank of an SP group compiles each micro-batch's plan, verifies and publishes it; all load it.
 
 Plans travel as data (`Plan.to_bytes`) through torch's own store, `data.lookahead` steps before they are needed. The
-compiling rank rotates over the group. An error while planning is published in the plan's place, so that every rank
+compiling rank rotates over the group; with planner auto it alone compiles the candidates and chooses, and the others
+get what it chose. An error while planning is published in the plan's place, so that every rank
 ends with the same message instead of waiting.
 """
 
@@ -47,7 +48,7 @@ class PlanningSetup:
         if self.verify:
             report = verify(plan)
             if not report.ok:
-                raise ValueError(f"planner {self.planner} made a plan that the verifier rejects:\n{report}")
+                raise ValueError(f"planner {plan.planner} made a plan that the verifier rejects:\n{report}")
         return plan
 
     def compile(self, layout: Layout) -> Plan:

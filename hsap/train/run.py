@@ -16,9 +16,11 @@ from torch import Tensor
 
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader, eval_batches
+from hsap.ir.mask import distinct_masks
 from hsap.ir.plan import Plan
 from hsap.ir.problem import arena_capacity
 from hsap.ir.span import positions
+from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
@@ -51,7 +53,7 @@ class Trainer:
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
-        self.attention = PlannedAttention()
+        self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
         most_tokens = -(-config.data.pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
@@ -176,20 +178,22 @@ class Trainer:
     def _figures(self, step: PlannedStep, local_loss: float, waits: tuple[float, float], busy_s: float) -> dict:
         """Figures of a step over all ranks; times are the slowest rank's."""
         batch, promised = step.batch, astuple(step.figures)
-        sums = torch.tensor([local_loss, *promised], dtype=torch.float64, device=self.engine.device)
+        plans = step.plans if self.mesh.sp_rank == 0 else ()  # each SP group's once
+        chosen = [sum(plan.planner == name for plan in plans) for name in PLANNERS]
+        sums = torch.tensor([local_loss, *promised, *chosen], dtype=torch.float64, device=self.engine.device)
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = sum(waits) + busy_s
         highest = torch.tensor([*waits, elapsed_s, _peak_bytes(self.engine.device)], dtype=torch.float64)
         highest = highest.to(self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        loss, *promised = sums.tolist()
+        loss, *totals = sums.tolist()
         if not math.isfinite(loss):
             raise ValueError(
                 f"step {batch.step}: the loss is {loss}; training has diverged. Lower optim.lr, lengthen "
                 "optim.warmup_steps or set optim.clip, and start anew or from the newest checkpoint (resume=true)"
             )
-        figures = PlanFigures(*promised)
+        figures, chosen = PlanFigures(*totals[: len(promised)]), totals[len(promised) :]
         data_wait_s, plan_wait_s, step_s, peak_bytes = highest.tolist()
         flops = self.inputs.model.train_flops(batch.num_tokens, figures.area)
         ranks = dist.get_world_size()
@@ -205,6 +209,7 @@ class Trainer:
             "tokens_per_s_per_rank": batch.num_tokens / step_s / ranks,
             "mfu": flops / step_s / (self.setup.problem.cluster.flops_per_s * ranks),
             "padding_share": batch.padding_share,
+            "planners": {name: int(count) for name, count in zip(PLANNERS, chosen) if count},
             "area_imbalance": _ratio(figures.max_area, figures.mean_area),
             "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),
             "intra_node_bytes": int(figures.intra_node_bytes),
@@ -214,7 +219,7 @@ class Trainer:
             "step_s": step_s,
             "peak_memory_bytes": int(peak_bytes),
             "doc_ids_hash": batch.doc_ids_hash,
-        }
+        } | _choices(step.plans)
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:
@@ -243,6 +248,13 @@ class Trainer:
         self.engine.deepspeed.train()
         dist.all_reduce(total)
         return _ratio(float(total), batches.global_num_targets)
+
+
+def _choices(plans: tuple[Plan, ...]) -> dict:
+    """What planner auto chose between, for each micro-batch: predicted seconds by candidate, None for one without."""
+    made = [plan.choice for plan in plans if plan.choice is not None]
+    table = [{name: None if isinstance(s, str) else s for name, s in choice.items()} for choice in made]
+    return {"choice": table} if table else {}
 
 
 def _ratio(value: float, count: float) -> float | None:

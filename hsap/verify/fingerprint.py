@@ -13,6 +13,10 @@ a(q) (B(v) - B(u)), and u and v are constant or run along a diagonal; sums along
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 
@@ -22,22 +26,50 @@ GAP = 16
 """Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
 
 
-def random_sums(count: int) -> np.ndarray:
+class _Memory(threading.local):
+    """Tables of one number a token that a thread uses again: fresh pages cost several times what is done in them."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, count: int) -> np.ndarray:
+        """Give the table of that name, of any content: uint64 [count]. It is the caller's until the next call."""
+        table = self.tables.get(name)
+        if table is None or len(table) < count:
+            table = np.empty(count, np.uint64)
+            if count <= MOST_KEPT:
+                self.tables[name] = table
+        return table[:count]
+
+
+MEMORY = _Memory()
+MOST_KEPT = 1 << 21
+"""Longest table that is kept for the next verification: 16 MiB."""
+
+
+def fresh(name: str, count: int) -> np.ndarray:
+    """Give a new table, of any content: uint64 [count]."""
+    return np.empty(count, np.uint64)
+
+
+def random_sums(count: int, out: np.ndarray | None = None) -> np.ndarray:
     """Sums of the first i of `count` uniform weights in Z/2^64, modulo 2^64: uint64 [count + 1].
 
-    The generator is seeded afresh by the operating system.
+    The generator is seeded afresh by the operating system. out: where to put them.
     """
-    return _random_sums(np.random.SeedSequence().generate_state(4, np.uint64), count)
+    out = np.empty(count + 1, np.uint64) if out is None else out
+    _random_sums(np.frombuffer(bytearray(os.urandom(32)), np.uint64), out)
+    return out
 
 
 @njit(cache=True)
-def _random_sums(state, count):
-    """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero."""
-    sums = np.empty(count + 1, np.uint64)
-    sums[0] = 0
-    s0, s1, s2, s3 = state
-    for i in range(count):
-        sums[i + 1] = sums[i] + _rotate(s0 + s3, np.uint64(23)) + s0
+def _random_sums(state, sums):
+    """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero. Fills `sums`."""
+    total = np.uint64(0)
+    s0, s1, s2, s3 = state[0], state[1], state[2], state[3]
+    for i in range(len(sums)):
+        sums[i] = total
+        total += _rotate(s0 + s3, np.uint64(23)) + s0
         carried = s1 << np.uint64(17)
         s2 ^= s0
         s3 ^= s1
@@ -45,7 +77,6 @@ def _random_sums(state, count):
         s0 ^= s3
         s2 ^= carried
         s3 = _rotate(s3, np.uint64(45))
-    return sums
 
 
 @njit(cache=True)
@@ -54,11 +85,14 @@ def _rotate(x, by):
 
 
 class PairWeights:
-    """Weights of all (q, k) pairs, able to sum over slices that cut along the diagonals of a mask's own slices."""
+    """Weights of all (q, k) pairs, able to sum over slices that cut along the diagonals of a mask's own slices.
 
-    def __init__(self, num_tokens: int, mask: np.ndarray) -> None:
-        self.sum_a, self.sum_b = random_sums(num_tokens), random_sums(num_tokens)
-        self.num_tokens = num_tokens
+    take: where the tables come from; with `MEMORY.take` the thread's next ones overwrite them.
+    """
+
+    def __init__(self, num_tokens: int, mask: np.ndarray, take: Callable[[str, int], np.ndarray] = fresh) -> None:
+        self.sum_a, self.sum_b = (random_sums(num_tokens, take(name, num_tokens + 1)) for name in ("a", "b"))
+        self.num_tokens, self.take = num_tokens, take
         self._walk(np.concatenate(diagonals(mask)))
 
     def _walk(self, runs: np.ndarray) -> None:
@@ -77,50 +111,75 @@ class PairWeights:
             runs = np.stack([runs[fresh, 0], runs[fresh, 1], stop], axis=1)
         self.runs = runs
         self.starts = np.cumsum(np.r_[0, runs[:, 2] - runs[:, 1]])
-        self.sums = _run_sums(runs, int(self.starts[-1]), self.sum_a, self.sum_b)
-
-    def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
-        """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
-        sums, known = np.zeros(len(e), np.uint64), first >= stop
-        some = np.flatnonzero(~known)  # few: most slices of a cut mask are full
-        if len(self.runs) and len(some):
-            sums[some], known[some] = self._along(e[some], first[some], stop[some])
-        return sums, known
-
-    def _along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
-        width = self.num_tokens + 1  # e is in [-num_tokens, num_tokens + 1], so keys are unique and rise
-        keys = self.runs[:, 0] * width + self.runs[:, 1]
-        place = np.maximum(np.searchsorted(keys, e * width + first, side="right") - 1, 0)
-        run = self.runs[place]
-        there = (run[:, 0] == e) & (run[:, 1] <= first) & (stop <= run[:, 2])
-        begin = np.where(there, self.starts[place] - run[:, 1] + first, 0)
-        return self.sums[np.where(there, begin + stop - first, 0)] - self.sums[begin], there
+        self.sums = self.take("runs", int(self.starts[-1]) + 1)
+        _run_sums(runs, self.sum_a, self.sum_b, self.sums)
 
     def over(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""
-        q0, q1, k0, k1, lo, hi = np.ascontiguousarray(table.T)
-        bend_hi, bend_lo = bends(table)
-        upper, known_upper = self.along(hi + 1, q0, bend_hi)
-        lower, known_lower = self.along(lo, bend_lo, q1)
-        upper += self.sum_b[k1] * (self.sum_a[q1] - self.sum_a[bend_hi])
-        lower += self.sum_b[k0] * (self.sum_a[bend_lo] - self.sum_a[q0])
-        return upper - lower, known_upper & known_lower
+        columns = np.ascontiguousarray(table.T)
+        keys = self.runs[:, 0] * (self.num_tokens + 1) + self.runs[:, 1]
+        return _weigh(columns, self.runs, keys, self.starts, self.sums, self.sum_a, self.sum_b)
 
 
 @njit(cache=True)
-def _run_sums(runs, num_terms, sum_a, sum_b):
-    """Sums of the first i terms a(q) B(q + e) of all runs one after another: uint64 [num_terms + 1].
+def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b):
+    """What `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of the runs."""
+    out, known = np.empty(columns.shape[1], np.uint64), np.empty(columns.shape[1], np.bool_)
+    for i in range(len(out)):
+        q0, q1, k0, k1, lo, hi = (
+            columns[0, i],
+            columns[1, i],
+            columns[2, i],
+            columns[3, i],
+            columns[4, i],
+            columns[5, i],
+        )
+        bend_hi, bend_lo = min(max(k1 - 1 - hi, q0), q1), min(max(k0 - lo + 1, q0), q1)
+        upper, known_upper = _along(hi + 1, q0, bend_hi, runs, keys, starts, sums, len(sum_a))
+        lower, known_lower = _along(lo, bend_lo, q1, runs, keys, starts, sums, len(sum_a))
+        upper += sum_b[k1] * (sum_a[q1] - sum_a[bend_hi])
+        lower += sum_b[k0] * (sum_a[bend_lo] - sum_a[q0])
+        out[i], known[i] = upper - lower, known_upper and known_lower
+    return out, known
+
+
+@njit(cache=True)
+def _along(e, first, stop, runs, keys, starts, sums, width):
+    """Sum a(q) B(q + e) over rows [first, stop): (sum, whether the mask has that diagonal).
+
+    width: tokens + 1; e is in [-tokens, tokens + 1], so keys are unique and rise.
+    """
+    if first >= stop:
+        return np.uint64(0), True  # most slices of a cut mask are full
+    place, stop_place = 0, len(keys)
+    while place < stop_place:
+        middle = (place + stop_place) // 2
+        if keys[middle] <= e * width + first:
+            place = middle + 1
+        else:
+            stop_place = middle
+    place -= 1
+    if place < 0 or runs[place, 0] != e or runs[place, 1] > first or stop > runs[place, 2]:
+        return np.uint64(0), False
+    begin = starts[place] - runs[place, 1] + first
+    return sums[begin + stop - first] - sums[begin], True
+
+
+@njit(cache=True)
+def _run_sums(runs, sum_a, sum_b, sums):
+    """Fill `sums` with those of the first i terms a(q) B(q + e) of all runs one after another.
 
     Every q and q + e must be in range. runs: int64 [n, 3], rows (e, first, stop).
     """
-    sums = np.empty(num_terms + 1, np.uint64)
-    sums[0] = 0
-    term = 0
-    for e, first, stop in runs:
-        for q in range(first, stop):
-            sums[term + 1] = sums[term] + (sum_a[q + 1] - sum_a[q]) * sum_b[q + e]
-            term += 1
-    return sums
+    total, term = np.uint64(0), 0
+    for run in range(len(runs)):
+        e, first, stop = runs[run, 0], runs[run, 1], runs[run, 2]
+        a, b, out = sum_a[first : stop + 1], sum_b[first + e : stop + e], sums[term : term + stop - first]
+        for i in range(len(out)):
+            out[i] = total
+            total += (a[i + 1] - a[i]) * b[i]
+        term += len(out)
+    sums[term] = total
 
 
 def bends(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 from numba import njit
 
-from hsap.ir.precision import ALIGNMENT, Precision, row_bytes
+from hsap.ir.precision import ALIGNMENT, unit_bytes
 from hsap.ir.program import KV_ROLES, NONE, Role, Space
 from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS
 from hsap.ir.span import row_starts
 from hsap.verify.columns import ACC, HEADS, NUM_BYTES, OFFSET, RANK, ROLE, ROWS, SPACE, heads_sound, plain
 from hsap.verify.stream import Found, Stream, at_buffers
 
-_NUM_ROLES, _NUM_SPACES = len(Role), len(Space)
-
 
 def _roles(*roles: Role) -> np.ndarray:
     """Table over all roles, to be indexed by role + 1."""
-    return np.isin(np.arange(_NUM_ROLES), [r + 1 for r in roles])
+    return np.isin(np.arange(len(Role)), [r + 1 for r in roles])
 
 
 def _wanted(direction: str, resharded: bool) -> np.ndarray:
@@ -69,8 +66,9 @@ def _miscounted(held, wanted, num_ranks, arena_roles):
     wrong = np.full(wanted.shape[0], -1)
     for space in range(len(wrong)):
         for rank in range(num_ranks - 1, -1, -1):
-            if (count[rank, space] != wanted[space]).any():
-                wrong[space] = rank
+            for role in range(wanted.shape[1]):
+                if count[rank, space, role] != wanted[space, role]:
+                    wrong[space] = rank
     return wrong, lonely
 
 
@@ -121,7 +119,7 @@ def _is(held, b, first, stop, q_first, q_count, kv_first, kv_count):
 def sizes(s: Stream) -> Iterator[Found]:
     """A buffer's bytes are what its rows, heads and dtype take; offsets are there and aligned just in the arena."""
     b, plan = s.buffers, s.plan
-    unit = _unit_bytes(plan.precision, plan.problem.heads.head_dim)
+    unit = unit_bytes(plan.precision, plan.problem.heads.head_dim)
     why, wanted = _misfits(s.held, row_starts(plan.spans), unit, _IS_KV)
     if not why.any():
         return
@@ -134,20 +132,11 @@ def sizes(s: Stream) -> Iterator[Found]:
     yield from at_buffers(s, np.flatnonzero(why & 4), lambda i: say.format(s.describe(i), int(b.offset[i])))
 
 
-@lru_cache(maxsize=64)
-def _unit_bytes(precision: Precision, head_dim: int) -> np.ndarray:
-    """Bytes that a head has in a row, and of its statistics: int64 [2, role + 1, space, whether it accumulates]."""
-    shape = (_NUM_ROLES, _NUM_SPACES, 2)
-    role, space, acc = np.indices(shape)
-    one_head = np.ones((*shape, 4), np.int64)
-    return np.stack(row_bytes(precision, role - 1, space, acc == 1, one_head, head_dim)).astype(np.int64)
-
-
 @njit(cache=True)
 def _misfits(held, ends, unit, is_kv):
     """Judge bytes and offsets: (why [n], 1 bytes, 2 scratch, 4 offset; wanted bytes [n]); needs `enumerations`, `held`.
 
-    ends: rows before each span. unit: of `_unit_bytes`.
+    ends: rows before each span. unit: of `unit_bytes`.
     """
     why, wanted = np.zeros(held.shape[1], np.uint8), np.zeros(held.shape[1], np.int64)
     for b in range(len(why)):

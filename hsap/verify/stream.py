@@ -16,8 +16,8 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table
-from hsap.verify.placement import spans_of
 from hsap.verify.report import Fault
+from hsap.verify.slices import spans_of
 
 SHOWN = 3
 """Faults that a rule reports at most: the first ones tell the story."""
@@ -42,7 +42,7 @@ class Stream:
     code, held: the instruction and the buffer table, see `columns`. shares: int64 [intra_sp, 4], head share of each
     intra index, a `HeadRun` over all heads. Only once operands are known to be sound, None before: until: int64 [n],
     last instruction during which an instruction's operands must be left alone (its wait for transfers, else itself);
-    first, last: int64 [num_buffers], `live_ranges`.
+    first, last: int64 [num_buffers], first and last instruction at which a buffer must exist, (n, -1) if untouched.
     """
 
     plan: Plan

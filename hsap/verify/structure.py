@@ -264,9 +264,12 @@ def _block_bounds(code, query_spans, key_spans):
             if first < reach:
                 return bounds, False
             reach = stop_at[first]
-            for side, spans in enumerate((query_spans, key_spans)):
-                block = spans[first:reach]
-                bounds[2 * side, first], bounds[2 * side + 1, first] = block.min(), block.max()
+            least_q, least_k = query_spans[first], key_spans[first]
+            most_q, most_k = least_q, least_k
+            for i in range(first + 1, reach):
+                least_q, most_q = min(least_q, query_spans[i]), max(most_q, query_spans[i])
+                least_k, most_k = min(least_k, key_spans[i]), max(most_k, key_spans[i])
+            bounds[0, first], bounds[1, first], bounds[2, first], bounds[3, first] = least_q, most_q, least_k, most_k
     return bounds, True
 
 

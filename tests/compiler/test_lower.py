@@ -1,11 +1,12 @@
 """Lower: a column's draft, in the order of its phases and free of races."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hsap.compiler.lower import ALL, lower
+from hsap.compiler.lower import ALL, CODE, HELD, Draft, lower
 from hsap.compiler.order import order
 from hsap.ir.block import cut_blocks
 from hsap.ir.heads import HeadShape
@@ -36,7 +37,14 @@ def draft(planner: str, direction: str, resharded: bool = False, lengths=(40, 3,
     strategy = run(planner, problem, {})
     schedule = getattr(strategy, direction)[0]
     transfers = order(strategy.shards, schedule, direction)
-    return lower(strategy.shards, schedule, transfers, direction, NUM_RANKS, strategy.num_groups, resharded)
+    num_ranks = (strategy.topology or problem.topology).inter_sp
+    return named(lower(strategy.shards, schedule, transfers, direction, num_ranks, strategy.num_groups, resharded))
+
+
+def named(made: Draft) -> SimpleNamespace:
+    """The tables of a draft as columns with names."""
+    code = dict(zip(CODE, made.code)) | {"buf": made.code[len(CODE) :].T}
+    return SimpleNamespace(code=code, buffers=dict(zip(HELD, made.buffers)))
 
 
 def streams(code: dict) -> list[list[dict]]:
@@ -125,7 +133,7 @@ def test_head_groups_are_packed_before_they_leave_home():
     block, group = (part.ravel() for part in np.meshgrid(np.arange(len(blocks)), np.arange(2), indexing="ij"))
     rank = shards.home[blocks.q][block]
     schedule = Schedule(blocks, block, group, rank, (rank != shards.home[blocks.kv][block]).astype(np.int64))
-    made = lower(shards, schedule, order(shards, schedule, "forward"), "forward", 2, 2, False)
+    made = named(lower(shards, schedule, order(shards, schedule, "forward"), "forward", 2, 2, False))
     code = made.code
     sends = np.flatnonzero(code["op"] == Op.SEND)
     assert code["group"][sends].tolist() == [0, 1] and (code["rank"][sends] == 0).all()
@@ -143,7 +151,7 @@ def test_a_rank_on_the_way_home_folds_a_partial_result_and_sends_it_on():
     blocks = cut_blocks(shards, np.array([[30, 40, 0, 20, -UNBOUNDED, UNBOUNDED]]))
     routes = Transfers.of(Role.O, 3, [0, 1, 2], [2, 2, 3], [1, 2, 4])
     schedule = Schedule.of(blocks, np.array([0, 1]), np.array([0, 1]), routes)
-    made = lower(shards, schedule, order(shards, schedule, "forward"), "forward", NUM_RANKS, 1, False)
+    made = named(lower(shards, schedule, order(shards, schedule, "forward"), "forward", NUM_RANKS, 1, False))
     by_rank = streams(made.code)
     assert [(row["op"], row["stage"]) for row in by_rank[2] if row["role"] == Role.O and row["shard"] == 3] == [
         (Op.RECV, 1), (Op.MERGE, 1), (Op.RECV, 2), (Op.MERGE, 2), (Op.COPY, 4), (Op.SEND, 4)

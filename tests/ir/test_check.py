@@ -33,6 +33,7 @@ WHOLE = {
     "from_lengths": lambda v: Layout.from_lengths([v]),
     "window": lambda v: Mask("window", (v,)),
     "ranks_per_node": lambda v: Cluster(ranks_per_node=v),
+    "tile_tokens": lambda v: Cluster(tile_tokens=v),
     "num_layers": lambda v: problem(masks=((Mask(), v),)),
 }
 
@@ -56,7 +57,20 @@ def test_numpy_integers_become_ints(field, kind):
 
 
 @pytest.mark.parametrize("value", NOT_NUMBER, ids=lambda v: type(v).__name__)
-@pytest.mark.parametrize("field", ["intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s", "intra_latency_s"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "intra_bytes_per_s",
+        "inter_bytes_per_s",
+        "flops_per_s",
+        "intra_latency_s",
+        "memory_bytes_per_s",
+        "kernel_overhead_s",
+        "slice_overhead_s",
+        "attend_efficiency",
+        "attend_grad_efficiency",
+    ],
+)
 def test_what_must_be_a_finite_number(field, value):
     with pytest.raises(ValueError, match=f"{field} is"):
         Cluster(**{field: value})

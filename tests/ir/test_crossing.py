@@ -97,7 +97,7 @@ def test_one_node_or_no_token_crosses_nothing(planner):
 
 def row_by_row(plan, programs):
     """The definition in loops: a set of (role, width, token position, head, node) and the width of each."""
-    shape, intra, nodes = plan.problem.heads, plan.problem.topology.intra_sp, plan.problem.node_of.tolist()
+    shape, intra, nodes = plan.problem.heads, plan.topology.intra_sp, plan.problem.node_of.tolist()
     shares, total = shape.shares(intra), 0
     home = {p: nodes[r] for r in range(plan.num_ranks) for a, b in plan.rank_spans(r).tolist() for p in range(a, b)}
     seen = set()

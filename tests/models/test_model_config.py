@@ -8,6 +8,7 @@ import yaml
 from packed_oracle import random_pack, visible_attention
 from torch.utils.flop_counter import FlopCounterMode
 
+from hsap.ir.mask import Mask, distinct_masks
 from hsap.models import Llama, ModelConfig, build_model
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
@@ -86,6 +87,12 @@ def test_attention_flops_equal_a_counter():
         ({"checkpointing": "some"}, "checkpointing"),
         ({"vocab_size": -1}, "vocab_size"),
         ({"loss_chunk_tokens": 0}, "loss_chunk_tokens"),
+        ({"masks": "widow:4"}, "masks"),
+        ({"masks": ["window:4", 3]}, "masks"),
+        ({"masks": None}, "masks"),
+        ({"masks": []}, "masks"),
+        ({"masks": "window:4*2+causal", "num_layers": 2}, "masks"),
+        ({"masks": "causal*4", "num_layers": 6}, "masks"),
     ],
 )
 def test_bad_field_is_named(change, field):
@@ -108,3 +115,17 @@ def test_unknown_and_missing_keys():
         ModelConfig.from_mapping(SMALL | {"num_heads": 4})
     with pytest.raises(ValueError, match=r"model\.ffn_dim is missing"):
         ModelConfig.from_mapping({key: value for key, value in SMALL.items() if key != "ffn_dim"})
+
+
+def test_masks_of_every_layer_or_a_pattern():
+    window, causal = Mask("window", (64,)), Mask()
+    assert ModelConfig(**SMALL).layer_masks == (causal, causal)
+    same = [["window:64", "window:64", "causal"] * 2, "window:64*2+causal", ["window:64*2", "causal"]]
+    configs = {ModelConfig(**SMALL | {"num_layers": 6, "masks": masks}) for masks in same}
+    assert len(configs) == 1
+    (config,) = configs
+    assert config.masks == "window:64*2+causal"
+    assert config.layer_masks == (window, window, causal, window, window, causal)
+    assert ModelConfig(**SMALL | {"num_layers": 6, "masks": config.masks}) == config
+    pairs, index = distinct_masks(config.layer_masks)
+    assert pairs == ((window, 4), (causal, 2)) and index == (0, 0, 1, 0, 0, 1)

@@ -37,7 +37,7 @@ GRADIENT_BAR, ALL_GRADIENTS_BAR, LOSS_BAR, NORM_BAR = 5e-6, 1e-6, 1e-5, 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: topology, dp SP groups, ZeRO stage, packs per SP group and micro-step, planner."""
+    """One run: topology, dp SP groups, ZeRO stage, packs per SP group and micro-step, planner, masks of the layers."""
 
     topology: str
     dp: int = 1
@@ -45,6 +45,7 @@ class Case:
     micro_packs: int = 4
     planner: str = "sap"
     dtype: str = "fp32"
+    masks: str = "causal"
 
     @property
     def num_ranks(self) -> int:
@@ -54,10 +55,16 @@ class Case:
     @property
     def name(self) -> str:
         accumulation = 4 // (self.dp * self.micro_packs)
-        return f"dp{self.dp} x {self.topology} {self.planner} zero{self.zero_stage} acc{accumulation}"
+        return f"dp{self.dp} x {self.topology} {self.planner} zero{self.zero_stage} acc{accumulation}" + (
+            f" {self.masks}" if self.masks != "causal" else ""
+        )
+
+    @property
+    def base(self) -> Case:
+        """The run of one process that this one must equal."""
+        return Case("1x1", zero_stage=0, masks=self.masks)
 
 
-BASE = Case("1x1", zero_stage=0)
 CASES = [
     Case("1x1", zero_stage=3, micro_packs=2),
     Case("8x1", zero_stage=1),
@@ -72,6 +79,14 @@ CASES = [
     Case("2x2", dp=2, zero_stage=1, micro_packs=2),
     Case("2x2", dp=2, zero_stage=2, micro_packs=1),
     Case("2x2", dp=2, zero_stage=3, micro_packs=1),
+    Case("4x2", zero_stage=1, micro_packs=2, masks="window:24+causal"),
+    Case("4x2", zero_stage=1, planner="auto"),
+    Case("8x1", zero_stage=1, planner="dcp"),
+    Case("4x2", zero_stage=1, planner="flashcp", micro_packs=2),
+    Case("4x2", zero_stage=1, planner="basp", micro_packs=2),
+    Case("8x1", zero_stage=3, planner="basp", micro_packs=2),
+    Case("4x2", zero_stage=3, planner="nested", micro_packs=2),
+    Case("8x1", zero_stage=1, planner="nested", masks="window:24+causal"),
 ]
 
 
@@ -102,6 +117,7 @@ def arguments(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> list
         "engine.zero_stage": case.zero_stage,
         "engine.dtype": case.dtype,
         "engine.device": "cpu",
+        "model.masks": case.masks,
         "optim.warmup_steps": 5,
         **SMALL_MODEL,
         "out": out,

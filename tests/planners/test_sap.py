@@ -11,9 +11,11 @@ from hsap.compiler.rounds import assign_rounds
 from hsap.ir.block import cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
+from hsap.ir.mask import parse_masks
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import Role
+from hsap.ir.summary import summary
 from hsap.planners import run
 from hsap.planners.parts import equal_shards
 
@@ -180,3 +182,12 @@ def test_a_small_window_beside_a_full_mask_cuts_no_crumbs():
     alone, beside = plan(("full", 1)), plan(("full", 1), ("window:1", 1))
     assert len(beside.shards) <= len(alone.shards)
     assert beside.num_instructions <= 2 * alone.num_instructions
+
+
+@pytest.mark.parametrize(
+    "masks", ["window:1024*5+causal", "lambda:64,4096", "blockwise:256,2,1,1*5+causal", "prefix:5000"]
+)
+@pytest.mark.parametrize("lengths", [[32768], [11000, 9000, 5500, 3000, 2100, 1300, 500, 368]])
+def test_areas_are_even_over_the_layers_sum_whatever_the_mask(lengths, masks):
+    problem = Problem(Layout.from_lengths(lengths), HEADS, Topology(8, 2), parse_masks(masks))
+    assert summary(compile(problem))["area_imbalance"] <= 1.05

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
 from hsap.train import checkpoint
-from hsap.train.inputs import check, read_inputs
+from hsap.train.inputs import check, planning_setup, read_inputs
 from tests.parity import REPOSITORY, SMALL_MODEL
 from tests.parity.rank import configure
 
@@ -37,6 +39,8 @@ def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5
         (["model.vocab_size=300"], "model.vocab_size is 300, but the tokenizer has "),
         (["model.num_kv_heads=3"], "model.num_kv_heads is 3, which does not divide"),
         (["model.depth=3"], "model.depth is not a field"),
+        (["model.masks=widow:4"], "model.masks is 'widow:4': mask: unknown name 'widow'"),
+        (["model.masks=causal*3"], "model.masks names 3 layers, which don't go into model.num_layers 2"),
         (["cluster.preset=abacus"], "unknown preset 'abacus'; known ones are dgx-a100"),
         (["resume=true"], "has no checkpoint; set out= to the run's directory"),
     ],
@@ -110,6 +114,7 @@ CHANGES = [
     (["engine.zero_stage=3"], "engine.zero_stage was 1, now 3"),
     (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
     (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
+    (["model.masks=[window:4,causal]"], "model.masks was causal, now window:4+causal"),
 ]
 
 
@@ -151,3 +156,9 @@ def test_a_new_run_does_not_overwrite_checkpoints(tmp_path):
     save_state(config)
     with pytest.raises(ValueError, match=r"holds the checkpoints of a run \(step10\); set resume=true"):
         check(config)
+
+
+def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):
+    config = configuration(tmp_path, "model.masks=[window:4,causal,window:4]", "model.num_layers=6")
+    plan = planning_setup(config, read_inputs(config).model, 0).compile(Layout.from_lengths([9, 3]))
+    assert plan.problem.masks == ((Mask("window", (4,)), 4), (Mask(), 2)) and len(plan.programs) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -59,6 +59,22 @@ def test_all_ranks_get_the_same_plans_in_order(lookahead: int) -> None:
             assert hashes == [want.plan(micro).hash for micro in step(number).micro_batches]
             pairs = sum(n * (n + 1) // 2 for micro in step(number).micro_batches for n in micro.lengths)
             assert area == (pairs if rank == 0 else 0)
+
+
+def test_with_auto_only_the_publisher_of_a_plan_chooses() -> None:
+    """Each rank would choose another planner by itself; all run what the rank chose whose turn it was, and know why."""
+    only, store = ("ring", "zigzag", "sap"), dist.HashStore()
+
+    def walk(rank: int) -> list:
+        mine = replace(setup("auto"), options={"candidates": only[rank]})
+        planned = PlannedSteps(map(step, range(1, 8)), PlanExchange(store, "test", rank, NUM_RANKS, mine), 1)
+        return [(plan.hash, plan.planner, plan.choice) for s in planned for plan in s.plans]
+
+    with ThreadPoolExecutor(NUM_RANKS) as pool:
+        results = [future.result(timeout=60) for future in [pool.submit(walk, rank) for rank in range(NUM_RANKS)]]
+    assert results[0] == results[1] == results[2] and len(results[0]) == 14
+    for number, (_, planner, choice) in enumerate(results[0], start=2):
+        assert planner == only[number % NUM_RANKS] and list(choice) == [planner] and choice[planner] > 0
 
 
 def test_a_plan_that_is_refused_ends_every_rank_with_the_reason() -> None:

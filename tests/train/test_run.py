@@ -122,6 +122,27 @@ def test_two_sp_groups_of_torchrun_train_as_one(finished):
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
 
+def test_auto_is_decided_by_one_rank_and_trains_the_same(finished):
+    """Ranks compare their plans' hashes in every step, and only the publisher's may be the winner's."""
+    folder, _, _ = finished
+    done = train(
+        folder, "+topology=2x1", "out=auto", "planner=auto", "planner.candidates=zigzag|ring|sap", "train.steps=3"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "planner auto, 188,736 parameters" in done.stderr
+    for one, two in zip(metrics(folder / "first")[:3], metrics(folder / "auto"), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+        assert one["planners"] == {"sap": 2} and "choice" not in one
+        assert len(two["choice"]) == 2 == sum(two["planners"].values())
+        chosen = {}
+        for choice in two["choice"]:
+            assert list(choice) == ["ring", "zigzag", "sap"] and min(choice.values()) > 0
+            best = min(choice, key=choice.get)
+            chosen[best] = chosen.get(best, 0) + 1
+        assert two["planners"] == chosen
+
+
 def test_what_one_rank_finds_while_planning_ends_all_with_one_paragraph(finished):
     folder, _, _ = finished
     done = train(folder, "+topology=2x1", "out=arena", "arena_multiple=0.5")
@@ -158,10 +179,12 @@ def test_topologies_zero_stages_and_accumulation_change_nothing(tmp_path):
         Case("2x1", dp=2, zero_stage=3, micro_packs=1),
         Case("4x1", zero_stage=0, dtype="bf16"),
         Case("2x1", dp=2, zero_stage=1, micro_packs=1, dtype="bf16"),
+        Case("2x2", masks="window:24+causal"),
+        Case("1x1", zero_stage=0, masks="window:24+causal"),
     ]
-    base, *others = run_cases(cases, tmp_path, steps=5)
-    for case, out in zip(cases[1:], others):
-        difference = compare(base, out)
+    outs = dict(zip(cases, run_cases(cases, tmp_path, steps=5)))
+    for case, out in outs.items():
+        difference = compare(outs[case.base], out)
         # bf16 rounds each gradient, and the loss of five steps is not yet far from that of exact updates.
         good = difference.ok if case.dtype == "fp32" else difference.all_gradients < 2e-2 and difference.loss < 2e-4
         assert good, f"{case.dtype} {case.name}: {difference}"

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from hsap import planners
-from hsap.cli.plan import read_planner, warm_up
+from hsap.cli.plan import read_planner
 from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order
 from hsap.compiler.pipeline import build
+from hsap.compiler.relay import relay
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS, Strategy
@@ -34,6 +36,8 @@ def print_table(names: Sequence[str], workloads: Sequence[str], topologies: Sequ
         layout = Layout.from_lengths(WORKLOADS[workload][0])
         for topology in topologies:
             for name in names:
+                if read_planner(name)[0] == planners.AUTO:  # it has no passes of its own
+                    continue
                 problem = Problem(layout, HEADS, Topology.parse(topology))
                 print(row(name, workload, problem, runs), flush=True)
 
@@ -41,9 +45,8 @@ def print_table(names: Sequence[str], workloads: Sequence[str], topologies: Sequ
 def row(planner: str, workload: str, problem: Problem, runs: int) -> str:
     """Time one planner on one problem, as a line of the table."""
     name, options = read_planner(planner)
-    warm_up(problem, name, options)
     taken = []
-    for _ in range(runs):
+    for _ in range(runs + 1):  # the first one loads what is compiled, and isn't counted
         times: dict[str, float] = {}
         strategy = _timed(times, "choose", planners.run, name, problem, options)
         _compile(problem, strategy, times)
@@ -51,7 +54,7 @@ def row(planner: str, workload: str, problem: Problem, runs: int) -> str:
         report = _timed(times, "verify", verify, plan)
         assert report.ok, str(report)
         taken.append(times)
-    middle = {part: median(times[part] for times in taken) for part in PASSES}
+    middle = {part: median(times[part] for times in taken[1:]) for part in PASSES}
     per_instruction = sum(middle[part] for part in PASSES[1:]) / plan.num_instructions
     cells = "".join(f"{middle[part] * 1e3:>9.1f}" for part in PASSES)
     return (
@@ -62,11 +65,15 @@ def row(planner: str, workload: str, problem: Problem, runs: int) -> str:
 
 def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> None:
     """Run the compiler's passes over both directions of the one mask, adding up the time of each."""
-    shards, num_groups, intra = strategy.shards, strategy.num_groups, problem.topology.intra_sp
+    problem = replace(problem, topology=strategy.topology or problem.topology)
+    shards, num_groups = strategy.shards, strategy.num_groups
+    inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
     rows = _timed(times, "expand", place_rows, problem, shards)
     for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
         transfers = _timed(times, "order", order, shards, schedule, direction)
-        inter = problem.topology.inter_sp
+        if strategy.relay:
+            nodes = problem.node_of[::intra]
+            transfers = _timed(times, "order", relay, shards, schedule, transfers, problem.heads, nodes)
         draft = _timed(times, "lower", lower, shards, schedule, transfers, direction, inter, num_groups, intra > 1)
         programs = _timed(times, "expand", expand, problem, shards, schedule.blocks, draft, rows, num_groups, direction)
         _timed(times, "buffers", place_buffers, programs)

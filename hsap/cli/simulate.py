@@ -1,0 +1,47 @@
+"""`hsap simulate`: how long a stored plan takes on a cluster, as figures or as a chart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+
+from hsap.api import simulate
+from hsap.cli.exit import OK
+from hsap.cli.verify import read_plan
+from hsap.ir.plan import Plan
+from hsap.ir.problem import PRESETS
+from hsap.ir.schedule import DIRECTIONS
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser("simulate", help="say how long a stored plan takes, and draw what ranks wait for")
+    command.add_argument("file", metavar="FILE", help="a plan, in stored form or as text")
+    command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: the plan's own)")
+    command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
+    command.set_defaults(run=_simulate)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    subject = read_plan(arguments.file)
+    if not isinstance(subject, Plan):
+        raise ValueError(f"{arguments.file}: a listing has no sizes to simulate; give a plan that `hsap plan -o` kept")
+    timeline = simulate(subject, arguments.cluster)
+    if arguments.json:
+        print(json.dumps(timeline.summary()))
+        return OK
+    each = ", ".join(f"{direction} {_ms(timeline.seconds(direction))}" for direction in DIRECTIONS)
+    print(
+        f"planner {subject.planner}, topology {subject.problem.topology} on {timeline.cluster.name}: "
+        f"{_ms(timeline.predicted_s)} of attention a layer ({each})"
+    )
+    width = max(shutil.get_terminal_size().columns - 6, 20)
+    for mask in range(len(timeline.traces)):
+        for direction in DIRECTIONS:
+            print("\n" + timeline.chart(direction, mask, width))
+    return OK
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"

@@ -1,0 +1,136 @@
+"""Costs by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hsap
+from hsap.ir.effects import flows
+from hsap.ir.problem import PRESETS, Cluster
+from hsap.ir.program import Op, Role
+from hsap.ir.slice import area, canonical, slices
+from hsap.sim.cost import Messages, compute_seconds, tiled_pairs
+
+FREE = Cluster(memory_bytes_per_s=1e30, kernel_overhead_s=0, slice_overhead_s=0)
+TILE = 16
+
+
+@pytest.mark.parametrize(
+    ("slice_", "pairs"),
+    [
+        ((0, 1, 0, 1, -9, 9), TILE**2),  # one token costs a tile
+        ((0, 32, 0, 48, -99, 99), 32 * 48),  # whole tiles cost what they are
+        ((0, 33, 0, 48, -99, 99), 48 * 48),
+        ((5, 21, 3, 20, -99, 99), 16 * 32),  # a tile begins where the slice does
+        ((0, 64, 0, 64, -1000, 0), 64 * 65 / 2 + 63 * TILE / 2),  # causal: half a tile for each row but the last
+        ((0, 2, 0, 2, -9, 0), 3 * 64 + TILE / 2),
+    ],
+)
+def test_kernels_compute_whole_tiles(slice_, pairs) -> None:
+    assert tiled_pairs(canonical(slices([slice_])), TILE).tolist() == [pairs]
+
+
+def test_tiles_lie_between_the_area_and_what_is_drawn() -> None:
+    """Counted one by one: the closed form is within a fifth, or a row of tiles, of the tiles that are touched."""
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        q0, k0, height, width = rng.integers(1, 200, 4)
+        lo, hi = sorted((k0 - q0 + rng.integers(-200, 200, 2)).tolist())
+        table = canonical(slices([(q0, q0 + height, k0, k0 + width, lo, hi)]))
+        if not len(table):
+            continue
+        (q0, q1, k0, k1, lo, hi), (found,) = table[0].tolist(), tiled_pairs(table, TILE)
+        touched = sum(
+            max(k0 + b, q + lo) <= min(k0 + b + TILE - 1, k1 - 1, q_last + hi)
+            for a in range(0, q1 - q0, TILE)
+            for q, q_last in [(q0 + a, min(q0 + a + TILE, q1) - 1)]
+            for b in range(0, k1 - k0, TILE)
+        ) * TILE**2  # fmt: skip
+        assert area(table)[0] <= found
+        assert abs(found - touched) <= 0.2 * touched + TILE * (q1 - q0 + k1 - k0 + 2 * TILE)
+
+
+def one_rank(lengths=(256,), mask="full", heads="8:2:64", topology="1x1"):
+    return hsap.compile(
+        hsap.Problem(
+            hsap.Layout.from_lengths(lengths), hsap.HeadShape.parse(heads), hsap.Topology.parse(topology), ((mask, 1),)
+        ),
+        "ring",
+    )
+
+
+def costs(plan, direction: int, op: Op, cluster: Cluster) -> np.ndarray:
+    programs = plan.programs[0][direction]
+    return compute_seconds(plan, programs, plan.slices[0], cluster)[programs.op == op]
+
+
+def test_attention_costs_its_operations_its_fold_and_its_overheads() -> None:
+    plan = one_rank((256, 128))
+    pairs = 256 * 256 + 128 * 128
+    forward = costs(plan, 0, Op.ATTEND, replace(FREE, flops_per_s=1e12, attend_efficiency=0.5))
+    np.testing.assert_allclose(forward, [4 * 64 * 8 * pairs / 0.5e12], rtol=1e-12)
+    backward = costs(plan, 1, Op.ATTEND_GRAD, replace(FREE, flops_per_s=1e12, attend_grad_efficiency=0.25))
+    np.testing.assert_allclose(backward, [10 * 64 * 8 * pairs / 0.25e12], rtol=1e-12)
+    fast = replace(FREE, flops_per_s=1e30)
+    np.testing.assert_allclose(costs(plan, 0, Op.ATTEND, replace(fast, kernel_overhead_s=1e-5)), [1e-5])
+    np.testing.assert_allclose(costs(plan, 0, Op.ATTEND, replace(fast, slice_overhead_s=1e-6)), [2e-6])
+    # 384 rows: o in bf16 and float32 with an lse in float32 and float64; dq as o without, dk and dv for 2 heads.
+    o = 2 * 384 * 8 * (64 * (2 + 4) + 4 + 8)
+    np.testing.assert_allclose(costs(plan, 0, Op.ATTEND, replace(fast, memory_bytes_per_s=1e9)), [o / 1e9])
+    grads = 2 * 384 * 64 * (2 + 4) * (8 + 2 * 2)
+    np.testing.assert_allclose(costs(plan, 1, Op.ATTEND_GRAD, replace(fast, memory_bytes_per_s=1e9)), [grads / 1e9])
+
+
+def test_copies_and_folds_cost_the_bytes_they_touch() -> None:
+    cluster = Cluster(memory_bytes_per_s=1e9, kernel_overhead_s=1e-3)
+    # o: accumulator in float32 with an lse in float64, result in bf16 with one in float32.
+    copied = 256 * 8 * (64 * 4 + 8 + 64 * 2 + 4)
+    np.testing.assert_allclose(costs(one_rank(), 0, Op.COPY, cluster), [1e-3 + copied / 1e9], rtol=1e-12)
+    assert costs(one_rank(()), 0, Op.COPY, cluster).tolist() == [0]  # nothing is no kernel
+    plan = hsap.compile(
+        hsap.Problem(hsap.Layout.from_lengths([96, 32]), hsap.HeadShape(4, 2, 16), hsap.Topology(4, 1)), "distflash"
+    )
+    programs = plan.programs[0][0]
+    merges = np.flatnonzero(programs.op == Op.MERGE)
+    assert len(merges) == 1
+    merged = 32 * 4 * (16 * 2 + 4 + 2 * (16 * 4 + 8))  # the part is read, the accumulator read and written
+    np.testing.assert_allclose(costs(plan, 0, Op.MERGE, cluster), [1e-3 + merged / 1e9], rtol=1e-12)
+    sums = plan.programs[0][1]
+    dkv = np.flatnonzero((sums.op == Op.SUM) & (sums.role == Role.DKV))
+    summed = 32 * 2 * 2 * 16 * (2 + 2 * 4)
+    assert len(dkv) >= 2
+    found = compute_seconds(plan, sums, plan.slices[0], cluster)[dkv]
+    np.testing.assert_allclose(found, 1e-3 + summed / 1e9, rtol=1e-12)
+
+
+def test_an_all_to_all_reorders_what_it_holds() -> None:
+    """q of 2 ranks: 128 rows of 8 heads are read, half of them packed and read again, 256 rows of 4 heads written."""
+    plan = one_rank(topology="1x2")
+    found = costs(plan, 0, Op.ALL_TO_ALL, Cluster(memory_bytes_per_s=1e9, kernel_overhead_s=0))
+    row = 64 * 2
+    np.testing.assert_allclose(found[0], (128 * 8 * row + 2 * (128 * 4 * row) + 256 * 4 * row) / 1e9)
+
+
+def test_messages_cost_their_own_link() -> None:
+    plan = hsap.compile(
+        hsap.Problem(hsap.Layout.from_lengths([90]), hsap.HeadShape(4, 2, 16), hsap.Topology(3, 1)), "ring"
+    )
+    cluster = Cluster(intra_bytes_per_s=1e9, inter_bytes_per_s=1e8, intra_latency_s=1e-3, inter_latency_s=2e-3)
+    carried = flows(plan, plan.programs[0][0])
+    prices = Messages.of(carried, np.array([0, 0, 1]), cluster)
+    num_bytes = 30 * 2 * 2 * 16 * 2
+    for src, dst, crosses, transfer, latency in zip(
+        carried.src, carried.dst, prices.crosses, prices.transfer_s, prices.latency_s
+    ):
+        assert crosses == (2 in (src, dst))
+        assert transfer == num_bytes / (1e8 if crosses else 1e9) and latency == (2e-3 if crosses else 1e-3)
+
+
+@pytest.mark.parametrize("cluster", PRESETS.values(), ids=list(PRESETS))
+def test_presets_are_sane(cluster: Cluster) -> None:
+    """A causal document of 32K tokens on one device reaches most of the kernel's rate, one of 32 tokens nearly none."""
+    for tokens, low, high in ((32768, 0.85, 1.0), (32, 0.0, 0.2)):
+        plan = one_rank((tokens,), "causal", "8:2:128")
+        ideal = 4 * 128 * 8 * tokens * (tokens + 1) / 2 / (cluster.flops_per_s * cluster.attend_efficiency)
+        assert low <= ideal / costs(plan, 0, Op.ATTEND, cluster)[0] <= high
