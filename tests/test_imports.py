@@ -10,10 +10,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "hsap"
 MAY_IMPORT = {
     "ir": set(),
-    "compiler": {"ir"},
-    "planners": {"ir"},
-    "verify": {"ir"},
-    "sim": {"ir"},
+    "loops": set(),
+    "compiler": {"ir", "loops"},
+    "planners": {"ir", "loops"},
+    "verify": {"ir", "loops"},
+    "sim": {"ir", "loops"},
     "runtime": {"ir"},
     "api": {"ir", "compiler", "planners", "sim"},
     "models": {"ir"},

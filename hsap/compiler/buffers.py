@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.effects import NUM_OPERANDS, wait_of
 from hsap.ir.precision import aligned
 from hsap.ir.program import NONE, Programs, Space
+from hsap.loops import loop
 
 
 def place_buffers(programs: Programs) -> Programs:
@@ -28,7 +28,7 @@ def place_buffers(programs: Programs) -> Programs:
     return replace(programs, buffers=replace(buffers, offset=_first_fit(num_operands, programs.buf, last, sizes)))
 
 
-@njit(cache=True)
+@loop
 def _last_uses(num_operands, buf, until, num_buffers):
     """Last instruction during which each buffer must be left alone, -1 where it isn't used: int64 [num_buffers].
 
@@ -41,7 +41,7 @@ def _last_uses(num_operands, buf, until, num_buffers):
     return last
 
 
-@njit(cache=True)
+@loop
 def _first_fit(num_operands, buf, last, sizes):
     """Offsets of buffers so that those alive together don't overlap: int64 [num_buffers], NONE outside the arena.
 

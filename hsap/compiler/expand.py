@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from numba import njit
 
 from hsap.compiler.lower import CODE, HELD, NUM_OPERANDS, Draft
 from hsap.ir.block import Blocks, Shards
@@ -20,6 +19,7 @@ from hsap.ir.program import KV_ROLES, NONE, Buffers, Op, Programs, Role, Space
 from hsap.ir.reshard import scratch_bytes
 from hsap.ir.sort import order_of
 from hsap.ir.span import row_starts, take_rows
+from hsap.loops import loop
 
 _OP, _RANK, _STAGE, _ROLE = (CODE.index(name) for name in ("op", "rank", "stage", "role"))
 _PEER, _ROUND, _SHARD, _BLOCK, _GROUP = (CODE.index(name) for name in ("peer", "round", "shard", "block", "group"))
@@ -75,7 +75,7 @@ def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.repeat(np.diff(borders), intra))])
 
 
-@njit(cache=True)
+@loop
 def _instructions(code, of_column, total, new_index, held_of_column, offsets, shards, column_rows, blocks, heads):
     """Columns of all ranks' instructions, in the order and with the dtypes of `Programs`.
 
@@ -131,7 +131,7 @@ def _buffers(problem, shards, held, of_column, offsets, rows, heads, direction) 
     return Buffers(offsets, *columns, np.full(offsets[-1], NONE))
 
 
-@njit(cache=True)
+@loop
 def _fill_buffers(
     held, of_column, offsets, shards, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv
 ):

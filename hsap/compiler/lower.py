@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from hsap.compiler.order import shard_of
 from hsap.compiler.rounds import assign_rounds
@@ -22,6 +21,7 @@ from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.ir.sort import order_of
+from hsap.loops import loop
 
 PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
 """Phases of a stage, in order."""
@@ -83,7 +83,7 @@ class _Buffers:
         return np.concatenate(self.columns, axis=1)
 
 
-@njit(cache=True)
+@loop
 def _find(wanted, at_home, home, keys, away):
     """Choose `home` where a row is at home, else the entry of `away` whose key (rising) is wanted, NONE without one."""
     found = home.copy()

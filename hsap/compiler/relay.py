@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
 from hsap.compiler.order import routed_roles
 from hsap.ir.block import Shards
 from hsap.ir.heads import HeadShape
 from hsap.ir.program import KV_ROLES
 from hsap.ir.schedule import Schedule, Transfers
+from hsap.loops import loop
 
 
 def relay(
@@ -105,7 +105,7 @@ def _bundles(table: Transfers, fresh: np.ndarray, node_of, end: np.ndarray, time
     return rows, first, np.append(first[1:], len(rows)) if len(rows) else rows
 
 
-@njit(cache=True)
+@loop
 def _choose(order, first, stop, rank, weight, load):
     """Choose one place in [first, stop) for each bundle, where `rank` has the least load yet, and add its weight."""
     chosen = first.copy()

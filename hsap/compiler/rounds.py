@@ -8,9 +8,9 @@ colours as the busiest rank has partners are enough, and alternating paths find 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.sort import order_of
+from hsap.loops import loop
 
 
 def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
     return colours
 
 
-@njit(cache=True)
+@loop
 def _colour(src, dst, num_ranks, borders, num_colours, colours):
     """Add its colour to each edge's entry of `colours`; edges [borders[g], borders[g + 1]) are a graph of their own.
 
@@ -61,7 +61,7 @@ def _colour(src, dst, num_ranks, borders, num_colours, colours):
                     colours[edge_at[node, c]] += c
 
 
-@njit(cache=True)
+@loop
 def _flip(edge_at, src, dst, num_ranks, receiver, a, b):
     """Swap colours a and b on the alternating path that leaves `receiver` by a, so that a becomes free there."""
     node, wanted, last = receiver, a, -1
@@ -87,7 +87,7 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
     return _deal(key[by_key], by_key, num_ranks, first)
 
 
-@njit(cache=True)
+@loop
 def _deal(keys, by_key, num_ranks, first):
     """Colour the edges of each stage and number the rounds. keys: (stage, src, dst) as one number, rising."""
     num_pairs = num_ranks * num_ranks

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.block import Blocks, Shards
+from hsap.loops import loop
 
 
 def even_counts(rank: np.ndarray, other: np.ndarray, num_ranks: int, step: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ def even_areas(
     return rank
 
 
-@njit(cache=True)
+@loop
 def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
     """Move blocks off a rank until it is at the goal or can give none; False where it gave none.
 
@@ -129,7 +129,7 @@ def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
     return gave
 
 
-@njit(cache=True)
+@loop
 def _cheapest(busy, goal, limit, mine, load, area, sides, uses, price):
     """Move with the least extra traffic per area shed that lifts no rank over a limit: (to, place in `mine`) or -1s.
 

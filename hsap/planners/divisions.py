@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from hsap.loops import loop
 
 
 class Needs(NamedTuple):
@@ -37,7 +38,7 @@ def divide(needs: Needs, num_ranks: int, num_divisions: int) -> np.ndarray:
     return _greedy(needs, order, first, num_ranks, num_divisions)
 
 
-@njit(cache=True)
+@loop
 def _greedy(needs, order, first, num_ranks, num_divisions):
     division = np.full(len(order), num_divisions - 1)
     fetched = np.zeros((num_ranks, len(needs.home)), np.bool_)
@@ -71,7 +72,7 @@ def _greedy(needs, order, first, num_ranks, num_divisions):
     return division
 
 
-@njit(cache=True)
+@loop
 def _fetch(needs, fetched, moved, rank, data):
     """Count a data block at both ends the first time that a rank reads it from elsewhere."""
     home = needs.home[data]

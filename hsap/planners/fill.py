@@ -10,13 +10,14 @@ is taken only where this stays so, and cuts are such pairs.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from hsap.loops import loop
 
 RINGS = 16
 """Rings of a document: how finely its area is known. Causal and full documents are even, others nearly."""
 
 
-@njit(cache=True)
+@loop
 def fill(lengths, rings, order, num_ranks, used, gap, fit):
     """Fill ranks with documents: (shares int64 [n, 4], KV rows that travel, excess of the busiest rank).
 
@@ -50,7 +51,7 @@ def fill(lengths, rings, order, num_ranks, used, gap, fit):
     return shares[:count].copy(), rows, excess
 
 
-@njit(cache=True)
+@loop
 def _fill_one(lengths, rings, area, taken, order, rank, lack, over, spare, fit, shares, count):
     """Fill one rank: first a document that has to be cut, then whole ones, then cuts for what is lacking."""
     density = area / lengths
@@ -83,7 +84,7 @@ def _fill_one(lengths, rings, area, taken, order, rank, lack, over, spare, fit, 
     return count
 
 
-@njit(cache=True)
+@loop
 def _to_cut(lengths, area, taken, order, most):
     """Densest document that has been cut and not finished, or else of those that are too large; -1: none."""
     large = -1
@@ -95,7 +96,7 @@ def _to_cut(lengths, area, taken, order, most):
     return large
 
 
-@njit(cache=True)
+@loop
 def _take_rest(lengths, rings, taken, order, rank, lack, shares, count):
     """Give a rank everything that is left."""
     for d in order:
@@ -103,7 +104,7 @@ def _take_rest(lengths, rings, taken, order, rank, lack, shares, count):
     return count
 
 
-@njit(cache=True)
+@loop
 def _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spare, fit, shares, count):
     """Take whole documents, lighter than document `cut`, until the rest of the rank's tokens may all be its own.
 
@@ -136,7 +137,7 @@ def _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spar
     return count
 
 
-@njit(cache=True)
+@loop
 def _range(density, lengths, taken, order, without):
     """Lowest and highest density of the documents that are left, one left out."""
     lowest = highest = density[without]
@@ -151,7 +152,7 @@ def _range(density, lengths, taken, order, without):
     return lowest, highest
 
 
-@njit(cache=True)
+@loop
 def _around(density, lengths, taken, order, ratio):
     """Documents left with densities next to a ratio, begun ones first: (at least it, below it), -1: there is none.
 
@@ -169,7 +170,7 @@ def _around(density, lengths, taken, order, ratio):
     return dense, light if light >= 0 else lightest
 
 
-@njit(cache=True)
+@loop
 def _part(lengths, rings, area, taken, d, other, lack, over):
     """Up to which token a rank should take a document: all of it if that fits, else so that area comes out.
 
@@ -185,7 +186,7 @@ def _part(lengths, rings, area, taken, d, other, lack, over):
     return min(taken[d] + np.int64(round(tokens)), lengths[d])
 
 
-@njit(cache=True)
+@loop
 def _take(lengths, rings, taken, d, stop, rank, lack, shares, count):
     """Give a rank the tokens of a document from the first that is left up to `stop`."""
     if stop <= taken[d]:
@@ -201,7 +202,7 @@ def _take(lengths, rings, taken, d, stop, rank, lack, shares, count):
     return count
 
 
-@njit(cache=True)
+@loop
 def _area(lengths, rings, d, stop):
     """Area of a document's first `stop` tokens, counted from both ends in turn."""
     at = stop * rings.shape[1] / lengths[d]
@@ -210,7 +211,7 @@ def _area(lengths, rings, d, stop):
     return total + (at - whole) * rings[d, whole] if whole < rings.shape[1] else total
 
 
-@njit(cache=True)
+@loop
 def deal(lengths, areas, documents, num_ranks, mean):
     """Give whole documents to ranks in turn, each to the one that it leaves least busy: (rank of each, excess).
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.sort import distinct
+from hsap.loops import loop
 from hsap.planners.hypergraph import Hypergraph
 
 TURNS = 40
@@ -116,7 +116,7 @@ def _annealed(
     return state.part
 
 
-@njit(cache=True)
+@loop
 def _anneal(state, parts, heat, cost, tries):
     """Propose moves, `tries` at each temperature and price; state is changed in place."""
     random = SEED
@@ -139,7 +139,7 @@ def _anneal(state, parts, heat, cost, tries):
                     _put(state, parts.node_of, u, a, b)
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def _propose(state, num_parts, random):
     """Choose vertex v to go to part b, in exchange for vertex u there (-1: for none): (random, v, u, b)."""
     random = _next(random)
@@ -167,7 +167,7 @@ def _propose(state, num_parts, random):
     return random, v, np.int64(-1), state.part[state.pins[at]]
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def _gain(state, parts, v, a, b):
     """Bytes that the connectivity grows by if v goes from part a to part b."""
     change = 0.0
@@ -186,7 +186,7 @@ def _gain(state, parts, v, a, b):
     return change
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def _overload(state, caps, v, u, a, b):
     """Priced excess over the caps that is added if v goes from part a to part b, and u the other way."""
     change = 0.0
@@ -201,7 +201,7 @@ def _overload(state, caps, v, u, a, b):
     return change
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def _put(state, node_of, v, a, b):
     """Move v from part a to part b."""
     state.part[v] = b
@@ -216,7 +216,7 @@ def _put(state, node_of, v, a, b):
         state.in_node[e, node_of[b]] += 1
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def _next(random):
     """The next of a fixed sequence of 64 random bits (xorshift, Marsaglia 2003)."""
     random ^= random << np.uint64(13)
@@ -225,7 +225,7 @@ def _next(random):
     return random
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def _below(random, limit):
     """A number in [0, limit) out of random bits."""
     return np.int64(((random >> HALF) * np.uint64(limit)) >> HALF)

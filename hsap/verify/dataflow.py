@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import cut
+from hsap.loops import loop
 from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
 from hsap.verify.fingerprint import MEMORY, PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
@@ -58,7 +58,7 @@ def _total_area(table: np.ndarray) -> int:
     return (int(high) << 24) + int(low)
 
 
-@njit(cache=True)
+@loop
 def _area_halves(columns):
     """Sum the pairs of canonical slices, row by row of their bends as `hsap.ir.slice.area`, in halves of 24 bits."""
     high, low = 0, 0
@@ -110,7 +110,7 @@ def blocks(s: Stream) -> Iterator[Found]:
         yield from _unattended(s)
 
 
-@njit(cache=True)
+@loop
 def _all_attended(code, shares, heads, num_slices):
     """Whether every block is attended for every query head once, by number and by random sum as for pairs.
 
@@ -181,7 +181,7 @@ def moved_once(s: Stream) -> Iterator[Found]:
     yield from at_buffers(s, np.flatnonzero(why & 2), lambda i: say.format(s.describe(i)))
 
 
-@njit(cache=True)
+@loop
 def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial):
     """Buffers that moves don't fill or empty exactly once: uint8 [n], 1 not written, 2 not passed on.
 
@@ -220,7 +220,7 @@ def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_pa
     return why
 
 
-@njit(cache=True)
+@loop
 def _rectangle(table, i, spans, heads, kv):
     """Weight, modulo 2^64, and area of the rows and (query or KV) heads of an instruction or a buffer."""
     side = HEADS + 2 if kv else HEADS
@@ -238,7 +238,7 @@ def in_time(s: Stream) -> Iterator[Found]:
         yield Found(f"{say} (instruction {_local(s, done)})", i)
 
 
-@njit(cache=True)
+@loop
 def _early(code, num_buffers, until, num_operands, access):
     """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so."""
     done = np.full(num_buffers, -1)

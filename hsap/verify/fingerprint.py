@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
+from hsap.loops import loop
 
 GAP = 16
 """Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
@@ -62,7 +62,7 @@ def random_sums(count: int, out: np.ndarray | None = None) -> np.ndarray:
     return out
 
 
-@njit(cache=True)
+@loop
 def _random_sums(state, sums):
     """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero. Fills `sums`."""
     total = np.uint64(0)
@@ -79,7 +79,7 @@ def _random_sums(state, sums):
         s3 = _rotate(s3, np.uint64(45))
 
 
-@njit(cache=True)
+@loop
 def _rotate(x, by):
     return (x << by) | (x >> (np.uint64(64) - by))
 
@@ -121,7 +121,7 @@ class PairWeights:
         return _weigh(columns, self.runs, keys, self.starts, self.sums, self.sum_a, self.sum_b)
 
 
-@njit(cache=True)
+@loop
 def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b):
     """What `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of the runs."""
     out, known = np.empty(columns.shape[1], np.uint64), np.empty(columns.shape[1], np.bool_)
@@ -143,7 +143,7 @@ def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b):
     return out, known
 
 
-@njit(cache=True)
+@loop
 def _along(e, first, stop, runs, keys, starts, sums, width):
     """Sum a(q) B(q + e) over rows [first, stop): (sum, whether the mask has that diagonal).
 
@@ -165,7 +165,7 @@ def _along(e, first, stop, runs, keys, starts, sums, width):
     return sums[begin + stop - first] - sums[begin], True
 
 
-@njit(cache=True)
+@loop
 def _run_sums(runs, sum_a, sum_b, sums):
     """Fill `sums` with those of the first i terms a(q) B(q + e) of all runs one after another.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.precision import ALIGNMENT, unit_bytes
 from hsap.ir.program import KV_ROLES, NONE, Role, Space
 from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS
 from hsap.ir.span import row_starts
+from hsap.loops import loop
 from hsap.verify.columns import ACC, HEADS, NUM_BYTES, OFFSET, RANK, ROLE, ROWS, SPACE, heads_sound, plain
 from hsap.verify.stream import Found, Stream, at_buffers
 
@@ -48,7 +48,7 @@ def ends(s: Stream) -> Iterator[Found]:
     yield from at_buffers(s, np.flatnonzero(lonely), lambda i: f"{s.describe(i)} has no place in this direction")
 
 
-@njit(cache=True)
+@loop
 def _miscounted(held, wanted, num_ranks, arena_roles):
     """First rank with a wrong number of ends in each space, or -1; and whether a buffer has no place: bool [n].
 
@@ -82,7 +82,7 @@ def held(s: Stream) -> Iterator[Found]:
     yield from at_buffers(s, np.flatnonzero(misplaced), lambda i: say.format(s.describe(i), b.rows[i], b.heads[i]))
 
 
-@njit(cache=True)
+@loop
 def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans, backward):
     """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. num_spans: of the shards."""
     out = np.zeros(held.shape[1], np.bool_)
@@ -108,7 +108,7 @@ def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans
     return out
 
 
-@njit(cache=True)
+@loop
 def _is(held, b, first, stop, q_first, q_count, kv_first, kv_count):
     """Whether a buffer has just these rows and heads."""
     rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
@@ -132,7 +132,7 @@ def sizes(s: Stream) -> Iterator[Found]:
     yield from at_buffers(s, np.flatnonzero(why & 4), lambda i: say.format(s.describe(i), int(b.offset[i])))
 
 
-@njit(cache=True)
+@loop
 def _misfits(held, ends, unit, is_kv):
     """Judge bytes and offsets: (why [n], 1 bytes, 2 scratch, 4 offset; wanted bytes [n]); needs `enumerations`, `held`.
 

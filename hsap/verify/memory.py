@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.precision import aligned
 from hsap.ir.problem import arena_capacity
 from hsap.ir.program import Space
 from hsap.ir.sort import order_of
+from hsap.loops import loop
 from hsap.verify.columns import NUM_BYTES, OFFSET, RANK, SPACE
 from hsap.verify.stream import Found, Stream, at_buffers
 
@@ -45,7 +45,7 @@ def apart(s: Stream) -> Iterator[Found]:
         yield Found(say, int(begins[other]))
 
 
-@njit(cache=True)
+@loop
 def clash(begins, lasts, low, high):
     """Find two buffers that overlap in time and in bytes: (earlier, later), (-1, -1) where there are none.
 
@@ -82,7 +82,7 @@ def clash(begins, lasts, low, high):
     return -1, -1
 
 
-@njit(cache=True)
+@loop
 def _replace(entries, count, first, stop, new):
     """Put one entry in place of [first, stop) of the first `count`; gives the new count."""
     if first == stop:

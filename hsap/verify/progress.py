@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.program import Op, Role
 from hsap.ir.sort import order_of
+from hsap.loops import loop
 from hsap.verify.columns import HEADS, OP, PEER, RANK, ROLE, ROUND, ROWS, plain
 from hsap.verify.stream import Found, Stream, at
 
@@ -25,7 +25,7 @@ def rounds_ascend(s: Stream) -> Iterator[Found]:
     yield from at(bad, lambda i: f"round {int(s.programs.round[i])} starts after a round that isn't lower")
 
 
-@njit(cache=True)
+@loop
 def _falling(code):
     """Whether a group starts in a round that isn't above its rank's last one: bool [n]."""
     falling = np.zeros(code.shape[1], np.bool_)
@@ -49,7 +49,7 @@ def joined(s: Stream) -> Iterator[Found]:
     yield from at(bad, lambda i: f"round {int(p.round[i])} is launched without a transfer")
 
 
-@njit(cache=True)
+@loop
 def _unlaunched(code, offsets, rounds, num_rounds):
     """Judge transfers and launches: uint8 [n], 1 for a transfer without a launch after it, 2 for an empty launch.
 
@@ -88,7 +88,7 @@ def waited(s: Stream) -> Iterator[Found]:
     yield from at(np.flatnonzero(why & 4), lambda i: f"waits again for round {int(p.round[i])}")
 
 
-@njit(cache=True)
+@loop
 def _unawaited(code, offsets, rounds, num_rounds):
     """Judge launches and waits: uint8 [n], 1 for a launch without a wait after it, 2 a wait without a launch, 4 again.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.block import Shards
 from hsap.ir.plan import Plan
+from hsap.loops import loop
 from hsap.verify.report import Fault
 
 
@@ -20,7 +20,7 @@ def check_tables(plan: Plan) -> list[Fault]:
     return []
 
 
-@njit(cache=True)
+@loop
 def _sound(columns, total):
     """Whether all slices are within the tokens and as `hsap.ir.slice.shrink` would leave them."""
     for i in range(columns.shape[1]):
@@ -50,7 +50,7 @@ def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return _look_up(np.ascontiguousarray(table.T), place_of_token, order, np.ascontiguousarray(stops))
 
 
-@njit(cache=True)
+@loop
 def _look_up(columns, place_of_token, span, stops):
     """What `spans_of` gives. place_of_token: which span it is in, by position; span, stops: by place.
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.effects import NUM_OPERANDS, wait_of
 from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
+from hsap.loops import loop
 from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table
 from hsap.verify.report import Fault
 from hsap.verify.slices import spans_of
@@ -113,7 +113,7 @@ class Stream:
         return int(self.first[buffer])
 
 
-@njit(cache=True)
+@loop
 def _lives(code, num_buffers, until, num_operands):
     """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`."""
     first, last = np.full(num_buffers, code.shape[1]), np.full(num_buffers, -1)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numba import njit
 
 from hsap.ir.effects import NUM_OPERANDS
 from hsap.ir.program import Op, Role, Space
 from hsap.ir.sort import distinct
+from hsap.loops import loop
 from hsap.verify import held
 from hsap.verify.columns import (
     ACC,
@@ -105,7 +105,7 @@ def enumerations(s: Stream) -> Iterator[Found]:
     yield from at(np.flatnonzero(why & 4), lambda i: f"round {int(p.round[i])} must not be negative")
 
 
-@njit(cache=True)
+@loop
 def _unknown(code, held, in_direction, is_rounded):
     """Judge every enumeration: (why [n], 1 op, 2 role, 4 round; whether a buffer is bad [num_buffers]).
 
@@ -134,7 +134,7 @@ def operands(s: Stream) -> Iterator[Found]:
     yield from at(bad, lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s")
 
 
-@njit(cache=True)
+@loop
 def _foreign(code, offsets, num_operands):
     """Whether an instruction names a buffer of another rank or none; needs known ops: bool [n]."""
     foreign = np.zeros(code.shape[1], np.bool_)
@@ -152,7 +152,7 @@ def peers(s: Stream) -> Iterator[Found]:
     yield from at(bad, lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column")
 
 
-@njit(cache=True)
+@loop
 def _astray(code, num_ranks, intra):
     """Whether a transfer's peer isn't another rank of its column: bool [n]."""
     astray = np.zeros(code.shape[1], np.bool_)
@@ -171,7 +171,7 @@ def kinds(s: Stream) -> Iterator[Found]:
         yield Found(f"operand {operand} of {op.name} can't be {s.describe(buffer)}", i)
 
 
-@njit(cache=True)
+@loop
 def _misfit(code, held, num_operands, names_role, allowed):
     """First instruction and operand that don't go together, operand -1 if all do; needs `enumerations`, `operands`."""
     for i in range(code.shape[1]):
@@ -194,7 +194,7 @@ def moved_rows(s: Stream) -> Iterator[Found]:
         yield from at(np.flatnonzero(why == kind), lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
 
 
-@njit(cache=True)
+@loop
 def _outside(code, held, shares, group):
     """Moves beyond their buffers: uint8 [n], 1 for transfers, 2 within a rank, else 0; needs `operands`.
 
@@ -244,7 +244,7 @@ def _no_blocks(s: Stream) -> Iterator[Found]:
     yield from at(bad, lambda i: f"slices {p.slices[i]} overlap another instruction's without being the same")
 
 
-@njit(cache=True)
+@loop
 def _block_bounds(code, query_spans, key_spans):
     """Least and greatest span of queries and of keys of each block, at its first slice: (int64 [4, num_slices], True).
 
@@ -273,7 +273,7 @@ def _block_bounds(code, query_spans, key_spans):
     return bounds, True
 
 
-@njit(cache=True)
+@loop
 def _beyond(code, held, bounds, shares, group, num_operands):
     """Whether what is attended leaves its buffers: bool [n]; needs sound `bounds`, `operands`."""
     beyond = np.zeros(code.shape[1], np.bool_)
