@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 LOOPS = Path(__file__).resolve().parents[1] / "hsap" / "loops.py"
-CALLEE = "from mini.loops import loop\n\n@loop\ndef callee(x):\n    return x + {}\n"
+CALLEE = "from mini.loops import inner\n\n@inner\ndef callee(x):\n    return x + {}\n"
 CALLER = (
     "from mini.loops import loop\nfrom mini.ir.constant import HUNDRED\nfrom mini.room.callee import callee\n\n"
     "@loop\ndef caller(x):\n    return callee(x) + HUNDRED\n"

@@ -23,36 +23,34 @@ def place_buffers(programs: Programs) -> Programs:
     """
     buffers = programs.buffers
     num_operands = NUM_OPERANDS[programs.op]
-    last = _last_uses(num_operands, programs.buf, wait_of(programs), len(buffers))
+    last = np.full(len(buffers), -1)
+    _last_uses(num_operands, programs.buf, wait_of(programs), last)
     sizes = np.where(buffers.space == Space.ARENA, aligned(buffers.num_bytes), NONE)
-    return replace(programs, buffers=replace(buffers, offset=_first_fit(num_operands, programs.buf, last, sizes)))
+    offset = np.where(sizes < 0, NONE, 0)
+    _first_fit(num_operands, programs.buf, last, sizes, sizes < 0, np.empty((3, len(sizes)), np.int64), offset)
+    return replace(programs, buffers=replace(buffers, offset=offset))
 
 
 @loop
-def _last_uses(num_operands, buf, until, num_buffers):
-    """Last instruction during which each buffer must be left alone, -1 where it isn't used: int64 [num_buffers].
+def _last_uses(num_operands, buf, until, last):
+    """Raise `last`, from -1, to the last instruction during which each buffer must be left alone.
 
     num_operands: of each instruction. until: what `wait_of` gives: transfers hold their buffer until their wait.
     """
-    last = np.full(num_buffers, -1, np.int64)
     for i in range(len(num_operands)):
         for k in range(num_operands[i]):
-            last[buf[i, k]] = max(last[buf[i, k]], until[i], i)
-    return last
+            last[buf[i, k]] = max(last[buf[i, k]], max(until[i], i))
 
 
 @loop
-def _first_fit(num_operands, buf, last, sizes):
-    """Offsets of buffers so that those alive together don't overlap: int64 [num_buffers], NONE outside the arena.
+def _first_fit(num_operands, buf, last, sizes, placed, room, offset):
+    """Set the offsets of buffers in the arena so that those alive together don't overlap.
 
-    sizes: aligned bytes, NONE for buffers that are not in the arena. What is alive is kept in order of address; the
-    dead leave when a new one comes. Of several that begin with one instruction, the lowest index is placed first.
+    sizes: aligned bytes. placed: True for buffers outside the arena. room: int64 [3, num_buffers]. What is alive is
+    kept in order of address; the dead leave when a new one comes. Of several that begin with one instruction, the
+    lowest index is placed first.
     """
-    offset, placed = np.empty_like(sizes), np.empty(len(sizes), np.bool_)
-    for buffer in range(len(sizes)):
-        placed[buffer] = sizes[buffer] < 0
-        offset[buffer] = NONE if placed[buffer] else 0
-    begin, end, until = np.empty_like(sizes), np.empty_like(sizes), np.empty_like(sizes)
+    begin, end, until = room[0], room[1], room[2]
     num_alive = 0
     for now in range(len(num_operands)):
         for _ in range(num_operands[now]):
@@ -82,4 +80,3 @@ def _first_fit(num_operands, buf, last, sizes):
                     begin[entry], end[entry], until[entry] = begin[entry - 1], end[entry - 1], until[entry - 1]
                 begin[at], end[at], until[at] = place, place + sizes[new], last[new]
                 num_alive += 1
-    return offset

@@ -62,8 +62,9 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
     offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
     heads = _head_table(problem, num_groups)
     buffers = _buffers(problem, shards, held, of_column[0], offsets, rows, heads, direction)
-    columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
-                            shards.offsets, rows[1], blocks.offsets, heads)  # fmt: skip
+    columns = _no_instructions(int(code_offsets[-1]))
+    _instructions(draft.code, of_column[1], new_index, of_column[0], offsets, shards.offsets, rows[1], blocks.offsets,
+                  heads, *columns)  # fmt: skip
     programs = Programs(code_offsets, *columns, buffers)
     if intra > 1:
         _size_scratch(problem, rows, programs)
@@ -75,18 +76,32 @@ def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.repeat(np.diff(borders), intra))])
 
 
+def _no_instructions(n: int) -> tuple[np.ndarray, ...]:
+    """Columns for n instructions, NONE where they can lack something, in the order of `Programs`."""
+    return (
+        np.empty(n, np.int8),
+        np.empty(n, np.int8),
+        np.empty(n, np.int32),
+        np.empty(n, np.int32),
+        np.full((n, NUM_OPERANDS), NONE, np.int32),
+        np.full((n, 2), NONE, np.int32),
+        np.full((n, 2), NONE, np.int32),
+        np.empty((n, 4), np.int16),
+        np.empty(n, np.int32),
+    )
+
+
 @loop
-def _instructions(code, of_column, total, new_index, held_of_column, offsets, shards, column_rows, blocks, heads):
-    """Columns of all ranks' instructions, in the order and with the dtypes of `Programs`.
+def _instructions(
+    code, of_column, new_index, held_of_column, offsets, shards, column_rows, blocks, heads,
+    op, role, peer, round_, buf, rows, slices, run, stage,
+):  # fmt: skip
+    """Fill the columns (the second line of arguments, of `_no_instructions`) of all ranks' instructions.
 
     code: the draft's. of_column, held_of_column: borders of the columns' instructions and buffers. new_index: place of
     each of the draft's buffers in rank order. offsets: of the ranks' buffers. shards: borders in the span table.
     blocks: borders in the slice table. heads: of `_head_table`.
     """
-    op, role, stage = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.int32)
-    peer, round_ = np.empty(total, np.int32), np.empty(total, np.int32)
-    buf, run = np.full((total, NUM_OPERANDS), NONE, np.int32), np.empty((total, 4), np.int16)
-    rows, slices = np.full((total, 2), NONE, np.int32), np.full((total, 2), NONE, np.int32)
     intra, num_groups = heads.shape[0], heads.shape[1]
     i = 0
     for rank in range(len(offsets) - 1):
@@ -108,7 +123,6 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, sh
             for k in range(4):
                 run[i, k] = heads[index, code[_GROUP, c] % num_groups, k]
             i += 1
-    return op, role, peer, round_, buf, rows, slices, run, stage
 
 
 def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
@@ -126,22 +140,23 @@ def _buffers(problem, shards, held, of_column, offsets, rows, heads, direction) 
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
     unit = unit_bytes(precision, problem.heads.head_dim)
     all_heads = np.array(problem.heads.all_heads, np.int64)
-    columns = _fill_buffers(held, of_column, offsets, shards.offsets, column_rows, rank_rows, heads, all_heads,
-                            direction == "backward", row_starts(spans), unit, _IS_KV)  # fmt: skip
-    return Buffers(offsets, *columns, np.full(offsets[-1], NONE))
+    n = int(offsets[-1])
+    roles, spaces, accs = np.empty(n, np.int8), np.empty(n, np.int8), np.empty(n, bool)
+    columns = roles, spaces, accs, np.empty((n, 2), np.int32), np.empty((n, 4), np.int16), np.empty(n, np.int64)
+    _fill_buffers(held, of_column, offsets, shards.offsets, column_rows, rank_rows, heads, all_heads,
+                  direction == "backward", row_starts(spans), unit, _IS_KV, *columns)  # fmt: skip
+    return Buffers(offsets, *columns, np.full(n, NONE))
 
 
 @loop
 def _fill_buffers(
-    held, of_column, offsets, shards, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv
-):
-    """Columns of all ranks' buffers but their places, in the order and with the dtypes of `Buffers`.
+    held, of_column, offsets, shards, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv,
+    roles, spaces, accs, rows, run, num_bytes,
+):  # fmt: skip
+    """Fill the columns (the second line of arguments) of all ranks' buffers but their places.
 
     A rank's own tensors differ from its column's only if heads are resharded. starts: rows before each span.
     """
-    total = offsets[-1]
-    roles, spaces, accs = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.bool_)
-    rows, run, num_bytes = np.empty((total, 2), np.int32), np.empty((total, 4), np.int16), np.empty(total, np.int64)
     intra, num_groups = heads.shape[0], heads.shape[1]
     i = 0
     for rank in range(len(offsets) - 1):
@@ -172,7 +187,6 @@ def _fill_buffers(
             if stat > 0:
                 num_bytes[i] = -(-count * row // ALIGNMENT) * ALIGNMENT + count * stat
             i += 1
-    return roles, spaces, accs, rows, run, num_bytes
 
 
 def _size_scratch(problem: Problem, rows, programs: Programs) -> None:

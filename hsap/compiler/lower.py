@@ -71,7 +71,8 @@ class _Buffers:
     def find(self, role: Role, shards: Shards, rank, shard, group) -> np.ndarray:
         """Buffer that holds (role, shard, group) on `rank`: its home buffer or the one it was sent to."""
         home, keys, away = self.lookup[role]
-        found = _find(self._key(rank, shard, group), shards.home[shard] == rank, home[rank], keys, away)
+        found = home[rank]
+        _find(self._key(rank, shard, group), shards.home[shard] == rank, keys, away, found)
         assert found.min(initial=0) >= 0, f"a rank reads {role.name} that nobody sends to it"
         return found
 
@@ -84,9 +85,8 @@ class _Buffers:
 
 
 @loop
-def _find(wanted, at_home, home, keys, away):
-    """Choose `home` where a row is at home, else the entry of `away` whose key (rising) is wanted, NONE without one."""
-    found = home.copy()
+def _find(wanted, at_home, keys, away, found):
+    """Where a row isn't at home, set the entry of `away` whose key (rising) is wanted, NONE without one."""
     for i in range(len(wanted)):
         if not at_home[i]:
             place, stop = 0, len(keys)
@@ -97,7 +97,6 @@ def _find(wanted, at_home, home, keys, away):
                 else:
                     stop = middle
             found[i] = away[place] if place < len(keys) and keys[place] == wanted[i] else NONE
-    return found
 
 
 class _Code:

@@ -53,7 +53,8 @@ def _fan_out(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of: np.
     # A relay receives the row over the network and sends it once to each of the others.
     carried = size[rows[first]] * count
     load = np.zeros(len(node_of), np.int64)
-    chosen = _choose(np.argsort(-carried, kind="stable"), first, first + as_early, table.dst[rows], carried, load)
+    chosen = first.copy()
+    _choose(np.argsort(-carried, kind="stable"), first, first + as_early, table.dst[rows], carried, load, chosen)
     src, new_stage = table.src.copy(), table.stage.copy()
     src[rows] = np.repeat(table.dst[rows[chosen]], count)
     src[rows[chosen]] = table.src[rows[chosen]]
@@ -77,9 +78,8 @@ def _merge_first(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of:
     load = load + np.bincount(table.dst[stays], weights=size[stays], minlength=len(node_of))
     load += np.bincount(table.dst[rows[first]], weights=size[rows[first]], minlength=len(node_of))
     gathered = size[rows[first]] * (count - 1)
-    chosen = _choose(
-        np.argsort(-gathered, kind="stable"), first, stop, table.src[rows], gathered, load.astype(np.int64)
-    )
+    load, chosen = load.astype(np.int64), first.copy()
+    _choose(np.argsort(-gathered, kind="stable"), first, stop, table.src[rows], gathered, load, chosen)
     dst, new_stage = table.dst.copy(), table.stage.copy()
     dst[rows] = np.repeat(table.src[rows[chosen]], count)
     dst[rows[chosen]] = table.dst[rows[chosen]]
@@ -106,12 +106,14 @@ def _bundles(table: Transfers, fresh: np.ndarray, node_of, end: np.ndarray, time
 
 
 @loop
-def _choose(order, first, stop, rank, weight, load):
-    """Choose one place in [first, stop) for each bundle, where `rank` has the least load yet, and add its weight."""
-    chosen = first.copy()
-    for bundle in order:
+def _choose(order, first, stop, rank, weight, load, chosen):
+    """Choose a place in [first, stop) for each bundle, where `rank` has the least load yet; adds its weight there.
+
+    chosen: a copy of `first`.
+    """
+    for i in range(len(order)):
+        bundle = order[i]
         for place in range(first[bundle] + 1, stop[bundle]):
             if load[rank[place]] < load[rank[chosen[bundle]]]:
                 chosen[bundle] = place
         load[rank[chosen[bundle]]] += weight[bundle]
-    return chosen

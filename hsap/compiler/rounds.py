@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hsap.ir.sort import order_of
-from hsap.loops import loop
+from hsap.loops import inner, loop
 
 
 def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
@@ -20,22 +20,24 @@ def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
     """
     num_colours = int(np.bincount(np.concatenate([src, dst + num_ranks])).max()) if len(src) else 0
     colours = np.zeros(len(src), np.int64)
-    _colour(src, dst, num_ranks, np.array([0, len(src)]), np.array([num_colours]), colours)
+    _colour(src, dst, np.array([0, len(src)]), np.array([num_colours]), colours, _nodes(num_ranks, num_colours))
     return colours
 
 
+def _nodes(num_ranks: int, num_colours: int) -> np.ndarray:
+    """Room for the edge of each colour at each node, senders before receivers: int64 [2 * num_ranks, num_colours]."""
+    return np.empty((2 * num_ranks, num_colours), np.int64)
+
+
 @loop
-def _colour(src, dst, num_ranks, borders, num_colours, colours):
+def _colour(src, dst, borders, num_colours, colours, edge_at):
     """Add its colour to each edge's entry of `colours`; edges [borders[g], borders[g + 1]) are a graph of their own.
 
-    num_colours: largest degree of each graph. The lowest colour that both ends have free is taken; where there is
-    none, one that is free at the sender is freed at the receiver.
+    num_colours: largest degree of each graph. edge_at: room, of `_nodes`. The lowest colour that both ends have free is
+    taken; where there is none, one that is free at the sender is freed at the receiver.
     """
     # Nodes are senders, then receivers; edge_at[node, colour] is the edge there or -1.
-    most = 0
-    for graph in range(len(num_colours)):
-        most = max(most, num_colours[graph])
-    edge_at = np.empty((2 * num_ranks, most), np.int64)
+    num_ranks = len(edge_at) // 2
     for graph in range(len(num_colours)):
         if num_colours[graph] < 2:
             continue  # its only colour is 0
@@ -61,7 +63,7 @@ def _colour(src, dst, num_ranks, borders, num_colours, colours):
                     colours[edge_at[node, c]] += c
 
 
-@loop
+@inner
 def _flip(edge_at, src, dst, num_ranks, receiver, a, b):
     """Swap colours a and b on the alternating path that leaves `receiver` by a, so that a becomes free there."""
     node, wanted, last = receiver, a, -1
@@ -84,17 +86,23 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
         return np.zeros(0, np.int64)
     key = ((stage - stage.min()) * num_ranks + src) * num_ranks + dst
     by_key = order_of(key)
-    return _deal(key[by_key], by_key, num_ranks, first)
+    keys = key[by_key]
+    num_stages = int(stage.max() - stage.min()) + 1
+    (src, dst, colours, edge_of), borders = np.empty((4, len(keys)), np.int64), np.zeros(num_stages + 1, np.int64)
+    degree, num_rounds = np.zeros((num_stages, 2, num_ranks), np.int64), np.zeros(num_stages, np.int64)
+    _deal(keys, by_key, first, src, dst, edge_of, borders, degree, num_rounds, colours)
+    _colour(src, dst, borders, num_rounds, colours, _nodes(num_ranks, int(num_rounds.max())))
+    return colours[edge_of]
 
 
 @loop
-def _deal(keys, by_key, num_ranks, first):
-    """Colour the edges of each stage and number the rounds. keys: (stage, src, dst) as one number, rising."""
-    num_pairs = num_ranks * num_ranks
-    num_stages = keys[-1] // num_pairs + 1
-    src, dst, edge_of = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
-    borders, degree = np.zeros(num_stages + 1, np.int64), np.zeros((num_stages, 2, num_ranks), np.int64)
-    edges = 0
+def _deal(keys, by_key, first, src, dst, edge_of, borders, degree, num_rounds, colours):
+    """Fill the edges of each stage, their first round as `colours`, and the edge of each transfer.
+
+    keys: (stage, src, dst) as one number, rising. borders, degree, num_rounds: zeros.
+    """
+    num_ranks = degree.shape[2]
+    num_pairs, edges = num_ranks * num_ranks, 0
     for i in range(len(keys)):
         if i == 0 or keys[i] != keys[i - 1]:
             stage, pair = keys[i] // num_pairs, keys[i] % num_pairs
@@ -104,15 +112,10 @@ def _deal(keys, by_key, num_ranks, first):
             edges += 1
             borders[stage + 1] = edges
         edge_of[by_key[i]] = edges - 1
-    num_rounds, colours = np.zeros(num_stages, np.int64), np.empty_like(keys)
-    for stage in range(num_stages):
+    for stage in range(len(num_rounds)):
         borders[stage + 1] = max(borders[stage], borders[stage + 1])
         for edge in range(borders[stage], borders[stage + 1]):
             colours[edge] = first
             busiest = max(degree[stage, 0, src[edge]], degree[stage, 1, dst[edge]])
             num_rounds[stage] = max(num_rounds[stage], busiest)
         first += num_rounds[stage]
-    _colour(src, dst, num_ranks, borders, num_rounds, colours)
-    for i in range(len(keys)):
-        edge_of[i] = colours[edge_of[i]]
-    return edge_of

@@ -27,7 +27,7 @@ import numpy as np
 from hsap.ir.effects import Flows
 from hsap.ir.program import Op, Programs
 from hsap.ir.sort import order_of
-from hsap.loops import loop
+from hsap.loops import inner, loop
 from hsap.sim.cost import Messages
 
 _TIMED, _LAUNCH, _WAIT, _EXCHANGE = range(4)
@@ -241,7 +241,7 @@ def _run(code, ranks, rounds, wires, touching, ready):
                     _finish(code, ranks, rounds, wires, touching, ready, rounds[g].rank)
 
 
-@loop
+@inner
 def _finish(code, ranks, rounds, wires, touching, ready, rank):
     """Go on from a rank's round that is over: with the next one, and with the stream if it waits for that."""
     before, here = ranks[rank].current, ranks[rank].at
@@ -250,7 +250,7 @@ def _finish(code, ranks, rounds, wires, touching, ready, rank):
         _advance(code, ranks, rounds, wires, touching, ready, rank)
 
 
-@loop
+@inner
 def _allow(wires, ready, i, when):
     """Let a message start at `when` as far as one of its needs goes; queue it if that was the last."""
     wires[i].sent = max(wires[i].sent, when)
@@ -260,7 +260,7 @@ def _allow(wires, ready, i, when):
         ready[ready[0]] = i
 
 
-@loop
+@inner
 def _communicate(ranks, rounds, wires, touching, ready, rank):
     """Begin a rank's rounds as far as they are launched and the ones before them over."""
     g = ranks[rank].current
@@ -279,7 +279,7 @@ def _communicate(ranks, rounds, wires, touching, ready, rank):
     ranks[rank].current = g
 
 
-@loop
+@inner
 def _advance(code, ranks, rounds, wires, touching, ready, rank):
     """Run a rank's compute stream until its end or until it has to wait."""
     i, t = ranks[rank].at, ranks[rank].now

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hsap.ir.program import Buffers, Programs
-from hsap.loops import loop
+from hsap.loops import inner
 
 ROLE, RANK, ROWS, HEADS = 0, 1, 2, 4
 """Rows of both tables. `ROWS` is the first of two: range of spans. `HEADS` is the first of four: a `HeadRun`."""
@@ -48,7 +48,7 @@ def plain(column: np.ndarray) -> np.ndarray:
     return np.array(column, np.int64, order="C")
 
 
-@loop
+@inner
 def heads_sound(table, i, share, group):
     """Whether heads numbered within a rank's column exist and its KV heads are those of its query heads.
 
@@ -70,7 +70,7 @@ def heads_sound(table, i, share, group):
     return kv == first // group and kv + kv_count == (first + q_count - 1) // group + 1
 
 
-@loop
+@inner
 def heads_inside(code, i, held, buffer):
     """Whether an instruction's head runs lie inside a buffer's, query and KV heads alike."""
     for side in (HEADS, HEADS + 2):
@@ -80,14 +80,14 @@ def heads_inside(code, i, held, buffer):
     return True
 
 
-@loop
+@inner
 def rows_inside(code, i, held, buffer):
     """Whether an instruction's range of spans is one and lies inside a buffer's."""
     first, stop = code[ROWS, i], code[ROWS + 1, i]
     return held[ROWS, buffer] <= first and first <= stop and stop <= held[ROWS + 1, buffer]
 
 
-@loop
+@inner
 def same(a, i, b, j, first, count):
     """Whether two columns agree in `count` rows of their tables."""
     agree = True

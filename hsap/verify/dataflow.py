@@ -15,7 +15,7 @@ import numpy as np
 from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import cut
-from hsap.loops import loop
+from hsap.loops import inner, loop
 from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
 from hsap.verify.fingerprint import MEMORY, PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
@@ -106,18 +106,18 @@ def _attending(s: Stream, slice_index: int) -> int | None:
 def blocks(s: Stream) -> Iterator[Found]:
     """Every slice is attended once for every query head, over all ranks together."""
     heads = random_sums(s.plan.problem.heads.num_q_heads)
-    if not _all_attended(s.code, s.shares, heads, len(s.slices)):
+    none = (np.zeros(len(s.slices), dtype) for dtype in (np.int64, np.int64, np.uint64))
+    if not _all_attended(s.code, s.shares, heads, *none):
         yield from _unattended(s)
 
 
 @loop
-def _all_attended(code, shares, heads, num_slices):
+def _all_attended(code, shares, heads, stop_at, count, weight):
     """Whether every block is attended for every query head once, by number and by random sum as for pairs.
 
-    heads: sums of random weights before each query head. Needs `structure.attended`.
+    heads: sums of random weights before each query head. stop_at, count, weight: zeros [num_slices]. Needs
+    `structure.attended`.
     """
-    stop_at, count = np.zeros(num_slices, np.int64), np.zeros(num_slices, np.int64)
-    weight = np.zeros(num_slices, np.uint64)
     for i in range(code.shape[1]):
         if (code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD) and code[HEADS + 1, i] > 0:
             block = code[SLICES, i]
@@ -126,8 +126,8 @@ def _all_attended(code, shares, heads, num_slices):
             count[block] += code[HEADS + 1, i]
             weight[block] += heads[low + code[HEADS + 1, i]] - heads[low]
     block = 0
-    while block < num_slices:
-        if count[block] != len(heads) - 1 or weight[block] != heads[-1]:
+    while block < len(count):
+        if count[block] != len(heads) - 1 or weight[block] != heads[len(heads) - 1]:
             return False
         block = stop_at[block]
     return True
@@ -171,8 +171,10 @@ def moved_once(s: Stream) -> Iterator[Found]:
     """What is written is written once and wholly; partial results are taken out once and wholly."""
     heads = s.plan.problem.heads
     spans = random_sums(len(s.plan.spans))
-    why = _unfilled(s.code, s.held, spans, random_sums(max(heads.num_q_heads, heads.num_kv_heads)),
-                    s.last, NUM_OPERANDS, ACCESS, _IS_KV, _IS_PARTIAL)  # fmt: skip
+    n = len(s.buffers)
+    why = np.zeros(n, np.uint8)
+    _unfilled(s.code, s.held, spans, random_sums(max(heads.num_q_heads, heads.num_kv_heads)), s.last, NUM_OPERANDS,
+              ACCESS, _IS_KV, _IS_PARTIAL, np.zeros((2, n), np.uint64), np.zeros((2, n), np.int64), why)  # fmt: skip
     if not why.any():
         return
     say = "{} isn't written exactly once in all its rows and heads"
@@ -182,14 +184,12 @@ def moved_once(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial):
-    """Buffers that moves don't fill or empty exactly once: uint8 [n], 1 not written, 2 not passed on.
+def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial, weights, areas, why):
+    """Buffers that moves don't fill or empty exactly once: adds to why [n] 1 not written, 2 not passed on.
 
     Rectangles of spans × heads fill a buffer once if their areas and their random sums add up to its own, as for pairs.
-    spans, heads: sums of random weights before each. Needs all of `structure`.
+    spans, heads: sums of random weights before each. weights, areas: zeros [2, n]. Needs all of `structure`.
     """
-    num_buffers = held.shape[1]
-    weights, areas = np.zeros((2, num_buffers), np.uint64), np.zeros((2, num_buffers), np.int64)
     for i in range(code.shape[1]):
         op = code[OP, i]
         for k in range(num_operands[op]):
@@ -204,8 +204,7 @@ def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_pa
             weight, area = _rectangle(held if whole else code, buffer if whole else i, spans, heads, is_kv[role + 1])
             weights[int(passed_on), buffer] += weight
             areas[int(passed_on), buffer] += area
-    why = np.zeros(num_buffers, np.uint8)
-    for b in range(num_buffers):
+    for b in range(len(why)):
         role, space = held[ROLE, b], held[SPACE, b]
         if role == Role.NONE:
             continue
@@ -217,10 +216,9 @@ def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_pa
         must = touched and is_partial[role + 1] and space == Space.ARENA
         if must and (weights[1, b] != weight or areas[1, b] != area):
             why[b] |= 2
-    return why
 
 
-@loop
+@inner
 def _rectangle(table, i, spans, heads, kv):
     """Weight, modulo 2^64, and area of the rows and (query or KV) heads of an instruction or a buffer."""
     side = HEADS + 2 if kv else HEADS
@@ -231,7 +229,7 @@ def _rectangle(table, i, spans, heads, kv):
 
 def in_time(s: Stream) -> Iterator[Found]:
     """Nothing is read before it is complete, nor changed after it is read or while it is on its way."""
-    i, operand, done = _early(s.code, s.held.shape[1], s.until, NUM_OPERANDS, ACCESS)
+    i, operand, done = _early(s.code, s.until, NUM_OPERANDS, ACCESS, np.full(len(s.buffers), -1))
     # Shown at the read, or at the change if that comes later and is all there is to blame.
     if operand >= 0:
         say = f"{Op(s.programs.op[i]).name} reads {s.describe(s.code[BUF + operand, i])} before its last change is over"
@@ -239,9 +237,11 @@ def in_time(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _early(code, num_buffers, until, num_operands, access):
-    """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so."""
-    done = np.full(num_buffers, -1)
+def _early(code, until, num_operands, access, done):
+    """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so.
+
+    done: -1 for each buffer.
+    """
     for i in range(code.shape[1]):
         for k in range(num_operands[code[OP, i]]):
             if access[code[OP, i], k] != Access.READ:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
-from hsap.loops import loop
+from hsap.loops import inner, loop
 
 GAP = 16
 """Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
@@ -79,7 +79,7 @@ def _random_sums(state, sums):
         s3 = _rotate(s3, np.uint64(45))
 
 
-@loop
+@inner
 def _rotate(x, by):
     return (x << by) | (x >> (np.uint64(64) - by))
 
@@ -118,13 +118,14 @@ class PairWeights:
         """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""
         columns = np.ascontiguousarray(table.T)
         keys = self.runs[:, 0] * (self.num_tokens + 1) + self.runs[:, 1]
-        return _weigh(columns, self.runs, keys, self.starts, self.sums, self.sum_a, self.sum_b)
+        out, known = np.empty(len(table), np.uint64), np.empty(len(table), bool)
+        _weigh(columns, self.runs, keys, self.starts, self.sums, self.sum_a, self.sum_b, out, known)
+        return out, known
 
 
 @loop
-def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b):
-    """What `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of the runs."""
-    out, known = np.empty(columns.shape[1], np.uint64), np.empty(columns.shape[1], np.bool_)
+def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b, out, known):
+    """Fill what `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of runs."""
     for i in range(len(out)):
         q0, q1, k0, k1, lo, hi = (
             columns[0, i],
@@ -140,10 +141,9 @@ def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b):
         upper += sum_b[k1] * (sum_a[q1] - sum_a[bend_hi])
         lower += sum_b[k0] * (sum_a[bend_lo] - sum_a[q0])
         out[i], known[i] = upper - lower, known_upper and known_lower
-    return out, known
 
 
-@loop
+@inner
 def _along(e, first, stop, runs, keys, starts, sums, width):
     """Sum a(q) B(q + e) over rows [first, stop): (sum, whether the mask has that diagonal).
 

@@ -40,7 +40,9 @@ _IS_KV = _roles(*KV_ROLES)
 def ends(s: Stream) -> Iterator[Found]:
     """Every rank has each input and output once, and keeps q and kv if heads are resharded."""
     wanted = _WANTED[DIRECTIONS[s.direction], s.plan.topology.intra_sp > 1]
-    wrong, lonely = _miscounted(s.held, wanted, s.plan.num_ranks, _ARENA[s.direction])
+    count, wrong = np.zeros((s.plan.num_ranks, *wanted.shape), np.int64), np.full(len(wanted), -1)
+    lonely = np.zeros(len(s.buffers), bool)
+    _miscounted(s.held, wanted, _ARENA[s.direction], count, wrong, lonely)
     for space, rank in zip(Space, wrong.tolist()):
         if rank >= 0:
             names = ", ".join(Role(r - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
@@ -49,13 +51,11 @@ def ends(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _miscounted(held, wanted, num_ranks, arena_roles):
-    """First rank with a wrong number of ends in each space, or -1; and whether a buffer has no place: bool [n].
+def _miscounted(held, wanted, arena_roles, count, wrong, lonely):
+    """Set `wrong`, from -1, to the first rank with a wrong number of ends in each space; mark buffers without a place.
 
-    Needs `enumerations`.
+    count: zeros [num_ranks, space, role + 1]. Needs `enumerations`.
     """
-    count = np.zeros((num_ranks, wanted.shape[0], wanted.shape[1]), np.int64)
-    lonely = np.zeros(held.shape[1], np.bool_)
     for b in range(held.shape[1]):
         space, role, acc = held[SPACE, b], held[ROLE, b], held[ACC, b]
         if space == Space.ARENA:
@@ -63,29 +63,27 @@ def _miscounted(held, wanted, num_ranks, arena_roles):
         else:
             lonely[b] = acc == 1
             count[held[RANK, b], space, role + 1] += 1
-    wrong = np.full(wanted.shape[0], -1)
-    for space in range(len(wrong)):
-        for rank in range(num_ranks - 1, -1, -1):
+    for rank in range(len(count)):
+        for space in range(len(wrong)):
             for role in range(wanted.shape[1]):
-                if count[rank, space, role] != wanted[space, role]:
+                if wrong[space] < 0 and count[rank, space, role] != wanted[space, role]:
                     wrong[space] = rank
-    return wrong, lonely
 
 
 def held(s: Stream) -> Iterator[Found]:
     """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
     plan, heads = s.plan, s.plan.problem.heads
     all_heads = np.array(heads.all_heads, np.int64)
-    misplaced = _misplaced(s.held, plain(plan.column_rows), plain(plan.rank_rows), s.shares, all_heads, heads.group,
-                           len(plan.shards.spans), s.direction == 1)  # fmt: skip
+    misplaced = np.empty(len(s.buffers), bool)
+    _misplaced(s.held, plain(plan.column_rows), plain(plan.rank_rows), s.shares, all_heads, heads.group,
+               len(plan.shards.spans), s.direction == 1, misplaced)  # fmt: skip
     say, b = "{} can't hold rows {} and heads {} here", s.buffers
     yield from at_buffers(s, np.flatnonzero(misplaced), lambda i: say.format(s.describe(i), b.rows[i], b.heads[i]))
 
 
 @loop
-def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans, backward):
-    """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. num_spans: of the shards."""
-    out = np.zeros(held.shape[1], np.bool_)
+def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans, backward, out):
+    """Fill `out` with whether a buffer holds what it must not; needs `enumerations`. num_spans: of the shards."""
     intra = len(shares)
     for b in range(len(out)):
         role, space, rank = held[ROLE, b], held[SPACE, b], held[RANK, b]
@@ -94,33 +92,29 @@ def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans
         if backward and (role == Role.Q or role == Role.KV):
             outer = False
         if role == Role.NONE:
-            sound = _is(held, b, NONE, NONE, 0, 0, 0, 0)
+            first = stop = NONE
+            q_first, q_count, kv_first, kv_count = 0, 0, 0, 0
         elif outer and intra > 1:
-            h = all_heads
-            sound = _is(held, b, rank_rows[rank, 0], rank_rows[rank, 1], h[0], h[1], h[2], h[3])
+            first, stop = rank_rows[rank, 0], rank_rows[rank, 1]
+            q_first, q_count, kv_first, kv_count = all_heads[0], all_heads[1], all_heads[2], all_heads[3]
         elif space != Space.ARENA:
-            rows = column_rows[rank // intra]
-            sound = _is(held, b, rows[0], rows[1], 0, share[1], 0, share[3])
+            first, stop = column_rows[rank // intra, 0], column_rows[rank // intra, 1]
+            q_first, q_count, kv_first, kv_count = 0, share[1], 0, share[3]
         else:
             first, stop = held[ROWS, b], held[ROWS + 1, b]
-            sound = first >= 0 and first <= stop and stop <= num_spans and heads_sound(held, b, share, group)
-        out[b] = not sound
-    return out
-
-
-@loop
-def _is(held, b, first, stop, q_first, q_count, kv_first, kv_count):
-    """Whether a buffer has just these rows and heads."""
-    rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
-    q = held[HEADS, b] == q_first and held[HEADS + 1, b] == q_count
-    return rows and q and held[HEADS + 2, b] == kv_first and held[HEADS + 3, b] == kv_count
+            out[b] = not (first >= 0 and first <= stop and stop <= num_spans and heads_sound(held, b, share, group))
+            continue
+        rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
+        q = held[HEADS, b] == q_first and held[HEADS + 1, b] == q_count
+        out[b] = not (rows and q and held[HEADS + 2, b] == kv_first and held[HEADS + 3, b] == kv_count)
 
 
 def sizes(s: Stream) -> Iterator[Found]:
     """A buffer's bytes are what its rows, heads and dtype take; offsets are there and aligned just in the arena."""
     b, plan = s.buffers, s.plan
     unit = unit_bytes(plan.precision, plan.problem.heads.head_dim)
-    why, wanted = _misfits(s.held, row_starts(plan.spans), unit, _IS_KV)
+    why, wanted = np.zeros(len(b), np.uint8), np.zeros(len(b), np.int64)
+    _misfits(s.held, row_starts(plan.spans), unit, _IS_KV, why, wanted)
     if not why.any():
         return
     say = "{} has {} bytes; its rows and heads take {}"
@@ -133,12 +127,11 @@ def sizes(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _misfits(held, ends, unit, is_kv):
-    """Judge bytes and offsets: (why [n], 1 bytes, 2 scratch, 4 offset; wanted bytes [n]); needs `enumerations`, `held`.
+def _misfits(held, ends, unit, is_kv, why, wanted):
+    """Judge bytes and offsets: adds to why [n] 1 bytes, 2 scratch, 4 offset; fills wanted bytes [n].
 
-    ends: rows before each span. unit: of `unit_bytes`.
+    ends: rows before each span. unit: of `unit_bytes`. Needs `enumerations`, `held`.
     """
-    why, wanted = np.zeros(held.shape[1], np.uint8), np.zeros(held.shape[1], np.int64)
     for b in range(len(why)):
         role, space, acc = held[ROLE, b], held[SPACE, b], held[ACC, b]
         if role == Role.NONE:
@@ -160,4 +153,3 @@ def _misfits(held, ends, unit, is_kv):
             placed = offset == NONE
         if not placed:
             why[b] |= 4
-    return why, wanted

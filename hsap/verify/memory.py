@@ -39,20 +39,20 @@ def apart(s: Stream) -> Iterator[Found]:
     index = index[order_of(s.first[index])]
     low = s.held[OFFSET][index]
     begins = s.first[index]
-    one, other = clash(begins, s.last[index], low, low + s.held[NUM_BYTES][index])
+    one, other = clash(begins, s.last[index], low, low + s.held[NUM_BYTES][index], np.empty_like(begins))
     if one >= 0:
         say = f"{s.describe(index[other])} lies on bytes of {s.describe(index[one])}, which is still in use"
         yield Found(say, int(begins[other]))
 
 
 @loop
-def clash(begins, lasts, low, high):
+def clash(begins, lasts, low, high, alive):
     """Find two buffers that overlap in time and in bytes: (earlier, later), (-1, -1) where there are none.
 
-    begins: rising. A walk through time keeps the living in address order; they are disjoint, so ordered by their ends
-    too, and a newcomer is compared with its two neighbours. The dead leave when there are as many as living.
+    begins: rising. alive: room for as many. A walk through time keeps the living in address order; they are disjoint,
+    so ordered by their ends too, and a newcomer is compared with its two neighbours. The dead leave when there are as
+    many as living.
     """
-    alive = np.empty(len(begins), np.int64)
     count, room = 0, 16
     for now in range(len(begins)):
         if count == room:
@@ -78,21 +78,16 @@ def clash(begins, lasts, low, high):
             if lasts[alive[stop]] >= begins[now]:
                 return alive[stop], now
             stop += 1
-        count = _replace(alive, count, first, stop, now)
+        # The newcomer takes the place of [first, stop), all dead.
+        if first == stop:
+            for i in range(count, first, -1):
+                alive[i] = alive[i - 1]
+        else:
+            for i in range(stop, count):
+                alive[i + first + 1 - stop] = alive[i]
+        alive[first] = now
+        count += first + 1 - stop
     return -1, -1
-
-
-@loop
-def _replace(entries, count, first, stop, new):
-    """Put one entry in place of [first, stop) of the first `count`; gives the new count."""
-    if first == stop:
-        for i in range(count, first, -1):
-            entries[i] = entries[i - 1]
-    else:
-        for i in range(stop, count):
-            entries[i + first + 1 - stop] = entries[i]
-    entries[first] = new
-    return count + first + 1 - stop
 
 
 RULES = (fits, apart)

@@ -21,26 +21,29 @@ from hsap.verify.stream import Found, Stream, at
 
 def rounds_ascend(s: Stream) -> Iterator[Found]:
     """Groups start in strictly rising rounds on every rank."""
-    bad = np.flatnonzero(_falling(s.code))
-    yield from at(bad, lambda i: f"round {int(s.programs.round[i])} starts after a round that isn't lower")
+    falling = np.zeros(len(s.programs), bool)
+    _falling(s.code, falling)
+    yield from at(
+        np.flatnonzero(falling), lambda i: f"round {int(s.programs.round[i])} starts after a round that isn't lower"
+    )
 
 
 @loop
-def _falling(code):
-    """Whether a group starts in a round that isn't above its rank's last one: bool [n]."""
-    falling = np.zeros(code.shape[1], np.bool_)
+def _falling(code, falling):
+    """Mark groups that start in a round that isn't above their rank's last one."""
     rank, last = -1, -1
     for i in range(len(falling)):
         if code[OP, i] == Op.LAUNCH or code[OP, i] == Op.ALL_TO_ALL:
             falling[i] = code[RANK, i] == rank and code[ROUND, i] <= last
             rank, last = code[RANK, i], code[ROUND, i]
-    return falling
 
 
 def joined(s: Stream) -> Iterator[Found]:
     """Every transfer is followed by the launch of its round, and no launch is empty."""
     p = s.programs
-    why = _unlaunched(s.code, plain(p.offsets), *_few_rounds(s))
+    rounds, num_rounds = _few_rounds(s)
+    why = np.zeros(len(p), np.uint8)
+    _unlaunched(s.code, plain(p.offsets), rounds, np.full(num_rounds, -1), np.zeros(len(p), bool), why)
     if not why.any():
         return
     say = "{} joins round {}, which isn't launched after it"
@@ -50,13 +53,12 @@ def joined(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unlaunched(code, offsets, rounds, num_rounds):
-    """Judge transfers and launches: uint8 [n], 1 for a transfer without a launch after it, 2 for an empty launch.
+def _unlaunched(code, offsets, rounds, launch, used, why):
+    """Judge transfers and launches: sets why [n] to 1 for a transfer without a launch after it, 2 for an empty launch.
 
-    The first launch of a round counts.
+    The first launch of a round counts. launch: -1 for each round. used: False [n].
     """
-    why, used = np.zeros(code.shape[1], np.uint8), np.zeros(code.shape[1], np.bool_)
-    launch = np.full(num_rounds, -1)  # an entry below `start` is another rank's
+    # An entry of `launch` below `start` is another rank's.
     for rank in range(len(offsets) - 1):
         start, stop = offsets[rank], offsets[rank + 1]
         for i in range(start, stop):
@@ -72,13 +74,14 @@ def _unlaunched(code, offsets, rounds, num_rounds):
         for i in range(start, stop):
             if code[OP, i] == Op.LAUNCH and not used[i]:
                 why[i] = 2
-    return why
 
 
 def waited(s: Stream) -> Iterator[Found]:
     """Every launch has one wait, after it, and every wait a launch."""
     p = s.programs
-    why = _unawaited(s.code, plain(p.offsets), *_few_rounds(s))
+    rounds, num_rounds = _few_rounds(s)
+    why = np.zeros(len(p), np.uint8)
+    _unawaited(s.code, plain(p.offsets), rounds, np.full(num_rounds, -1), np.full(num_rounds, -1), why)
     if not why.any():
         return
     bad = np.flatnonzero(why & 1)
@@ -89,13 +92,12 @@ def waited(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unawaited(code, offsets, rounds, num_rounds):
-    """Judge launches and waits: uint8 [n], 1 for a launch without a wait after it, 2 a wait without a launch, 4 again.
+def _unawaited(code, offsets, rounds, launch, wait, why):
+    """Judge launches and waits: adds to why [n] 1 for no wait after a launch, 2 a wait without a launch, 4 again.
 
-    The first launch and the first wait of a round count.
+    The first launch and the first wait of a round count. launch, wait: -1 for each round.
     """
-    why = np.zeros(code.shape[1], np.uint8)
-    launch, wait = np.full(num_rounds, -1), np.full(num_rounds, -1)  # entries below `start` are another rank's
+    # Entries of `launch` and `wait` below `start` are another rank's.
     for rank in range(len(offsets) - 1):
         start, stop = offsets[rank], offsets[rank + 1]
         for i in range(start, stop):
@@ -110,7 +112,6 @@ def _unawaited(code, offsets, rounds, num_rounds):
                 why[i] |= 1
             elif code[OP, i] == Op.WAIT and launch[rounds[i]] < start:
                 why[i] |= 2
-    return why
 
 
 def _few_rounds(s: Stream) -> tuple[np.ndarray, int]:

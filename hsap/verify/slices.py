@@ -47,18 +47,18 @@ def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     order = np.argsort(shards.spans[:, 0], kind="stable")
     starts, stops = shards.spans[order].T
     place_of_token = np.repeat(np.arange(len(order), dtype=np.int32), stops - starts)
-    return _look_up(np.ascontiguousarray(table.T), place_of_token, order, np.ascontiguousarray(stops))
+    queries, keys = np.empty((2, len(table)), np.int64)
+    _look_up(np.ascontiguousarray(table.T), place_of_token, order, np.ascontiguousarray(stops), queries, keys)
+    return queries, keys
 
 
 @loop
-def _look_up(columns, place_of_token, span, stops):
-    """What `spans_of` gives. place_of_token: which span it is in, by position; span, stops: by place.
+def _look_up(columns, place_of_token, span, stops, queries, keys):
+    """Fill what `spans_of` gives. place_of_token: which span it is in, by position; span, stops: by place.
 
     Needs sound tables.
     """
-    queries, keys = np.empty(columns.shape[1], np.int64), np.empty(columns.shape[1], np.int64)
     for i in range(len(queries)):
         q, k = place_of_token[columns[0, i]], place_of_token[columns[2, i]]
         queries[i] = span[q] if columns[1, i] <= stops[q] else -1
         keys[i] = span[k] if columns[3, i] <= stops[k] else -1
-    return queries, keys

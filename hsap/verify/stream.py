@@ -71,7 +71,8 @@ class Stream:
         """Add until when instructions last, and from when to when buffers are alive."""
         until = wait_of(self.programs)
         until = np.where(until >= 0, until, np.arange(len(until)))
-        first, last = _lives(self.code, self.held.shape[1], until, NUM_OPERANDS)
+        first, last = np.full(len(self.buffers), len(until)), np.full(len(self.buffers), -1)
+        _lives(self.code, until, NUM_OPERANDS, first, last)
         return replace(self, until=until, first=first, last=last)
 
     @property
@@ -114,14 +115,12 @@ class Stream:
 
 
 @loop
-def _lives(code, num_buffers, until, num_operands):
-    """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`."""
-    first, last = np.full(num_buffers, code.shape[1]), np.full(num_buffers, -1)
+def _lives(code, until, num_operands, first, last):
+    """Widen (first, last), from (n, -1), to when each buffer must exist; needs `structure.operands`."""
     for i in range(code.shape[1]):
         for k in range(num_operands[code[OP, i]]):
             buffer = code[BUF + k, i]
             first[buffer], last[buffer] = min(first[buffer], i), max(last[buffer], until[i])
-    return first, last
 
 
 def same_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -96,7 +96,8 @@ _ALLOWED_TABLE = _allowed_table()
 def enumerations(s: Stream) -> Iterator[Found]:
     """Ops, roles, spaces are members of their enumerations; ops belong to the direction; rounds aren't negative."""
     p = s.programs
-    why, bad = _unknown(s.code, s.held, _IN_DIRECTION[s.direction], _IS_ROUNDED)
+    why, bad = np.zeros(len(p), np.uint8), np.zeros(len(p.buffers), bool)
+    _unknown(s.code, s.held, _IN_DIRECTION[s.direction], _IS_ROUNDED, why, bad)
     if not why.any() and not bad.any():
         return
     yield from at(np.flatnonzero(why & 1), lambda i: f"op {int(p.op[i])} doesn't exist in this direction")
@@ -106,12 +107,11 @@ def enumerations(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unknown(code, held, in_direction, is_rounded):
-    """Judge every enumeration: (why [n], 1 op, 2 role, 4 round; whether a buffer is bad [num_buffers]).
+def _unknown(code, held, in_direction, is_rounded, why, bad):
+    """Judge every enumeration: adds to why [n] 1 op, 2 role, 4 round; sets whether a buffer is bad [num_buffers].
 
     in_direction, is_rounded: tables over all ops.
     """
-    why, bad = np.zeros(code.shape[1], np.uint8), np.zeros(held.shape[1], np.bool_)
     for i in range(len(why)):
         op, role = code[OP, i], code[ROLE, i]
         exists = 0 <= op < len(in_direction)
@@ -124,43 +124,44 @@ def _unknown(code, held, in_direction, is_rounded):
     for b in range(len(bad)):
         role, space = held[ROLE, b], held[SPACE, b]
         bad[b] = role < -1 or role > Role.DKV or space < 0 or space > Space.ARENA or held[ACC, b] > 1
-    return why, bad
 
 
 def operands(s: Stream) -> Iterator[Found]:
     """Operands are buffers of the instruction's own rank."""
     p = s.programs
-    bad = np.flatnonzero(_foreign(s.code, plain(s.buffers.offsets), NUM_OPERANDS))
-    yield from at(bad, lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s")
+    foreign = np.zeros(len(p), bool)
+    _foreign(s.code, plain(s.buffers.offsets), NUM_OPERANDS, foreign)
+    yield from at(
+        np.flatnonzero(foreign), lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s"
+    )
 
 
 @loop
-def _foreign(code, offsets, num_operands):
-    """Whether an instruction names a buffer of another rank or none; needs known ops: bool [n]."""
-    foreign = np.zeros(code.shape[1], np.bool_)
+def _foreign(code, offsets, num_operands, foreign):
+    """Mark instructions that name a buffer of another rank or none; needs known ops."""
     for i in range(len(foreign)):
         rank = code[RANK, i]
         for k in range(num_operands[code[OP, i]]):
             foreign[i] |= code[BUF + k, i] < offsets[rank] or code[BUF + k, i] >= offsets[rank + 1]
-    return foreign
 
 
 def peers(s: Stream) -> Iterator[Found]:
     """Transfers go to another rank of the same intra column."""
     p = s.programs
-    bad = np.flatnonzero(_astray(s.code, s.plan.num_ranks, s.plan.topology.intra_sp))
-    yield from at(bad, lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column")
+    astray = np.zeros(len(p), bool)
+    _astray(s.code, s.plan.num_ranks, s.plan.topology.intra_sp, astray)
+    yield from at(
+        np.flatnonzero(astray), lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column"
+    )
 
 
 @loop
-def _astray(code, num_ranks, intra):
-    """Whether a transfer's peer isn't another rank of its column: bool [n]."""
-    astray = np.zeros(code.shape[1], np.bool_)
+def _astray(code, num_ranks, intra, astray):
+    """Mark transfers whose peer isn't another rank of their column."""
     for i in range(len(astray)):
         if code[OP, i] == Op.SEND or code[OP, i] == Op.RECV:
             peer, rank = code[PEER, i], code[RANK, i]
             astray[i] = peer < 0 or peer >= num_ranks or peer == rank or peer % intra != rank % intra
-    return astray
 
 
 def kinds(s: Stream) -> Iterator[Found]:
@@ -189,18 +190,18 @@ def moved_rows(s: Stream) -> Iterator[Found]:
     """Rows and heads that are moved or folded lie in both buffers; transfers take all heads that their buffer has."""
     p = s.programs
     say = "{} moves spans {} and heads {}, which its buffers don't both have in this form"
-    why = _outside(s.code, s.held, s.shares, s.plan.problem.heads.group)
+    why = np.zeros(len(p), np.uint8)
+    _outside(s.code, s.held, s.shares, s.plan.problem.heads.group, why)
     for kind in (1, 2) if why.any() else ():
         yield from at(np.flatnonzero(why == kind), lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
 
 
 @loop
-def _outside(code, held, shares, group):
-    """Moves beyond their buffers: uint8 [n], 1 for transfers, 2 within a rank, else 0; needs `operands`.
+def _outside(code, held, shares, group, why):
+    """Moves beyond their buffers: sets why [n] to 1 for transfers, 2 within a rank; needs `operands`.
 
     A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
     """
-    why = np.zeros(code.shape[1], np.uint8)
     for i in range(len(why)):
         op, source = code[OP, i], code[BUF, i]
         if op == Op.SEND or op == Op.RECV:
@@ -212,18 +213,18 @@ def _outside(code, held, shares, group):
                 buffer = code[BUF + k, i]
                 sound &= rows_inside(code, i, held, buffer) and heads_inside(code, i, held, buffer)
             why[i] = 0 if sound else 2
-    return why
 
 
 def attended(s: Stream) -> Iterator[Found]:
     """Attended slices exist, and their queries, keys and heads lie in the buffers that are read and added to."""
     p = s.programs
-    bounds, sound = _block_bounds(s.code, *s.slice_spans)
-    if not sound:
+    bounds = np.zeros((4, len(s.slices)), np.int64)
+    if not _block_bounds(s.code, *s.slice_spans, bounds, np.zeros(len(s.slices), np.int64)):
         yield from _no_blocks(s)
         return
     num_operands = 3 if s.direction == 0 else 5
-    beyond = _beyond(s.code, s.held, bounds, s.shares, s.plan.problem.heads.group, num_operands)
+    beyond = np.zeros(len(p), bool)
+    _beyond(s.code, s.held, bounds, s.shares, s.plan.problem.heads.group, num_operands, beyond)
     say = "slices {} for heads {} leave the rows or heads of the buffers"
     yield from at(np.flatnonzero(beyond), lambda i: say.format(p.slices[i], p.heads[i]))
 
@@ -245,24 +246,24 @@ def _no_blocks(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _block_bounds(code, query_spans, key_spans):
-    """Least and greatest span of queries and of keys of each block, at its first slice: (int64 [4, num_slices], True).
+def _block_bounds(code, query_spans, key_spans, bounds, stop_at):
+    """Fill `bounds` [4, num_slices]: least and greatest span of queries and of keys of each block, at its first slice.
 
-    A block is a range of slices that is attended. False where one leaves the table or overlaps another one.
+    A block is a range of slices that is attended; gives whether none leaves the table or overlaps another one.
+    stop_at: zeros [num_slices].
     """
     num_slices = len(query_spans)
-    bounds, stop_at = np.zeros((4, num_slices), np.int64), np.zeros(num_slices, np.int64)
     for i in range(code.shape[1]):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
             first, stop = code[SLICES, i], code[SLICES + 1, i]
             if first < 0 or first >= stop or stop > num_slices or (stop_at[first] and stop_at[first] != stop):
-                return bounds, False
+                return False
             stop_at[first] = stop
     reach = 0
     for first in range(num_slices):
         if stop_at[first]:
             if first < reach:
-                return bounds, False
+                return False
             reach = stop_at[first]
             least_q, least_k = query_spans[first], key_spans[first]
             most_q, most_k = least_q, least_k
@@ -270,13 +271,12 @@ def _block_bounds(code, query_spans, key_spans):
                 least_q, most_q = min(least_q, query_spans[i]), max(most_q, query_spans[i])
                 least_k, most_k = min(least_k, key_spans[i]), max(most_k, key_spans[i])
             bounds[0, first], bounds[1, first], bounds[2, first], bounds[3, first] = least_q, most_q, least_k, most_k
-    return bounds, True
+    return True
 
 
 @loop
-def _beyond(code, held, bounds, shares, group, num_operands):
-    """Whether what is attended leaves its buffers: bool [n]; needs sound `bounds`, `operands`."""
-    beyond = np.zeros(code.shape[1], np.bool_)
+def _beyond(code, held, bounds, shares, group, num_operands, beyond):
+    """Mark instructions that attend what isn't in their buffers; needs sound `bounds`, `operands`."""
     for i in range(len(beyond)):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
             sound = heads_sound(code, i, shares[code[RANK, i] % len(shares)], group)
@@ -286,7 +286,6 @@ def _beyond(code, held, bounds, shares, group, num_operands):
                 sound &= low >= held[ROWS, buffer] and high < held[ROWS + 1, buffer]
                 sound &= heads_inside(code, i, held, buffer)
             beyond[i] = not sound
-    return beyond
 
 
 def distinct_ranges(first: np.ndarray, stop: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
