@@ -7,7 +7,20 @@ import math
 import numpy as np
 from numba import njit
 
-from hsap.planners.nested.cost import AREA, BIN, END, HEADS, HOME, ORDER, OWN, area_before, row_of_area, tidy
+from hsap.planners.nested.cost import (
+    AREA,
+    BIN,
+    END,
+    HEADS,
+    HOME,
+    ORDER,
+    OWN,
+    WIDTH,
+    area_before,
+    copy_pieces,
+    row_of_area,
+    tidy,
+)
 
 
 @njit(cache=True, inline="always")
@@ -28,7 +41,7 @@ def propose(pieces, counts, documents, load, rules, max_order, state, edit, size
     u = draw(state)
     d = int(n * u * u) if draw(state) < 0.6 else int(n * u)
     count = counts[d]
-    edit[0, :count] = pieces[d, :count]
+    copy_pieces(edit[0], pieces[d], count)
     sizes[0], which[0] = count, d
     i = int(count * draw(state))
     piece = edit[0, i]
@@ -78,7 +91,7 @@ def _swap(pieces, counts, state, edit, sizes, which, i, e):
         give(edit[0, j], y, x)
         sizes[0] = tidy(edit[0], sizes[0])
         return 1
-    edit[1, : counts[e]] = pieces[e, : counts[e]]
+    copy_pieces(edit[1], pieces[e], counts[e])
     give(edit[1, j], y, x)
     sizes[1], which[1] = tidy(edit[1], counts[e]), e
     sizes[0] = tidy(edit[0], sizes[0])
@@ -180,7 +193,8 @@ def _split(edit, count, i, d, documents, load, caps, state):
 def insert(edit, count, i, row):
     """Cut piece i of `count` in two at a row."""
     for k in range(count, i, -1):
-        edit[k] = edit[k - 1]
+        for c in range(WIDTH):
+            edit[k, c] = edit[k - 1, c]
     edit[i, END] = row
 
 
@@ -205,7 +219,8 @@ def _reorder(edit, sizes, i, d, documents, groups, max_order, num_bins, state):
         piece[BIN + 1] = edit[i + 1, BIN]
         piece[END] = edit[i + 1, END]
         for k in range(i + 1, sizes[0] - 1):
-            edit[k] = edit[k + 1]
+            for c in range(WIDTH):
+                edit[k, c] = edit[k + 1, c]
         sizes[0] -= 1
         return True
     for j in range(order, 2 * order):

@@ -12,7 +12,20 @@ import math
 import numpy as np
 from numba import njit
 
-from hsap.planners.nested.cost import AREA, BIN, BYTES, END, NUM_LOADS, ORDER, OWN, Rules, add_document, energy, tidy
+from hsap.planners.nested.cost import (
+    AREA,
+    BIN,
+    BYTES,
+    END,
+    NUM_LOADS,
+    ORDER,
+    OWN,
+    Rules,
+    add_document,
+    copy_pieces,
+    energy,
+    tidy,
+)
 from hsap.planners.nested.moves import cut_row, draw, give, insert, joins, part_of, propose, valid
 from hsap.planners.nested.peel import peel
 from hsap.planners.nested.repair import repair
@@ -42,18 +55,17 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     load = np.zeros((keep + 1, NUM_LOADS, num_bins))
     found = np.full(keep, NOT_FOUND)
     reach = np.zeros((3, num_bins, rules.groups), np.int64)
+    stale = np.zeros(n, np.bool_)
     for t in range(len(wishes)):
         peel(template, counts, documents, rules, wishes[t], pieces[keep], sizes[keep])
-        load[keep] = 0
-        for d in range(n):
-            sizes[keep, d] = tidy(pieces[keep, d], sizes[keep, d])
-            add_document(load[keep], pieces[keep, d], sizes[keep, d], 1.0, d, documents, rules, reach)
+        _count(load[keep], pieces[keep], sizes[keep], documents, rules, reach)
         value = energy(load[keep], rules, price[0])
         first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
         worst = first + np.argmax(found[first : first + KEPT])
         if value < found[worst] and not (found == value).any():
             found[worst] = value
-            pieces[worst], sizes[worst], load[worst] = pieces[keep], sizes[keep], load[keep]
+            _copy_stale(pieces[worst], sizes[worst], pieces[keep], sizes[keep], stale, True)
+            copy_load(load[worst], load[keep])
     if rules.peak > 0:
         rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
     heat = (heat[0] * rules.unit, heat[1] * rules.unit)
@@ -83,6 +95,17 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
 
 
 @njit(cache=True)
+def _count(load, pieces, counts, documents, rules, reach):
+    """Join what is alike and count all documents anew."""
+    for k in range(load.shape[0]):
+        for x in range(load.shape[1]):
+            load[k, x] = 0.0
+    for d in range(len(counts)):
+        counts[d] = tidy(pieces[d], counts[d])
+        add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+
+
+@njit(cache=True)
 def repair_from(pieces, counts, documents, rules, exact):
     """Repair in place where bins compute `exact` pairs, float64 [bins], rather than what documents' tables say."""
     load = np.zeros((NUM_LOADS, rules.caps.shape[1]))
@@ -104,11 +127,11 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
     """Change pieces and counts in place, keep load right, leave the best state met: its energy at the last price."""
     state = np.array([np.uint64(seed * 2654435761 + 88172645463325252)])
     reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
-    parts = np.zeros((len(counts), *load.shape))
+    parts = np.zeros((len(counts), load.shape[0], load.shape[1]))
     for d in range(len(counts)):
         add_document(parts[d], pieces[d], counts[d], 1.0, d, documents, rules, reach)
     edit = np.zeros((3, pieces.shape[1] - SPARE_PLACES * load.shape[1], pieces.shape[2]), np.int64)
-    fresh = np.zeros((3, *load.shape))
+    fresh = np.zeros((3, load.shape[0], load.shape[1]))
     sizes, which = np.zeros(3, np.int64), np.zeros(3, np.int64)
     trial = load.copy()
     best_pieces, best_counts, best_load = pieces.copy(), counts.copy(), load.copy()
@@ -123,9 +146,10 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         changed = propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which)
         if changed == 0:
             continue
-        trial[:] = load
+        copy_load(trial, load)
         for c in range(changed):
-            _exchange(trial, fresh[c], parts[which[c]], edit[c], sizes[c], which[c], documents, rules, reach)
+            add_load(trial, parts[which[c]], -1.0)
+            _recount(trial, fresh[c], edit[c], sizes[c], which[c], documents, rules, reach)
         if draw(state) < 0.7:
             changed = _mend(
                 pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach
@@ -134,32 +158,57 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         if after > now and draw(state) >= math.exp((now - after) / now_heat):
             continue
         now = after
-        load[:] = trial
+        copy_load(load, trial)
         for c in range(changed):
             d = which[c]
-            pieces[d, : sizes[c]] = edit[c, : sizes[c]]
+            copy_pieces(pieces[d], edit[c], sizes[c])
             counts[d] = sizes[c]
-            parts[d] = fresh[c]
+            copy_load(parts[d], fresh[c])
             stale[d] = True
-        if energy(load, rules, price[1]) < best - 1e-6:
-            best = energy(load, rules, price[1])
-            for d in np.flatnonzero(stale):
-                best_pieces[d, : counts[d]] = pieces[d, : counts[d]]
-                best_counts[d] = counts[d]
-            stale[:] = False
-            best_load[:] = load
-    pieces[:], counts[:], load[:] = best_pieces, best_counts, best_load
+        last = energy(load, rules, price[1])
+        if last < best - 1e-6:
+            best = last
+            _copy_stale(best_pieces, best_counts, pieces, counts, stale, False)
+            copy_load(best_load, load)
+    _copy_stale(pieces, counts, best_pieces, best_counts, stale, True)
+    copy_load(load, best_load)
     return best
 
 
 @njit(cache=True)
-def _exchange(load, fresh, old, edit, size, d, documents, rules, reach):
-    """Count a changed document anew, into fresh, and put it in the place of its old loads."""
-    fresh[:] = 0
+def _copy_stale(to_pieces, to_counts, pieces, counts, stale, all_of_them):
+    """Copy the documents that are marked, and unmark them."""
+    for d in range(len(counts)):
+        if stale[d] or all_of_them:
+            copy_pieces(to_pieces[d], pieces[d], counts[d])
+            to_counts[d] = counts[d]
+            stale[d] = False
+
+
+@njit(cache=True)
+def copy_load(target, source):
+    """Copy a load table."""
+    for k in range(target.shape[0]):
+        for x in range(target.shape[1]):
+            target[k, x] = source[k, x]
+
+
+@njit(cache=True)
+def add_load(target, source, sign):
+    """Add a load table to another."""
+    for k in range(target.shape[0]):
+        for x in range(target.shape[1]):
+            target[k, x] += sign * source[k, x]
+
+
+@njit(cache=True)
+def _recount(load, fresh, edit, size, d, documents, rules, reach):
+    """Count a changed document into fresh and add it to the load."""
+    for k in range(fresh.shape[0]):
+        for x in range(fresh.shape[1]):
+            fresh[k, x] = 0.0
     add_document(fresh, edit, size, 1.0, d, documents, rules, reach)
-    for k in range(load.shape[0]):
-        for x in range(load.shape[1]):
-            load[k, x] += fresh[k, x] - old[k, x]
+    add_load(load, fresh, 1.0)
 
 
 @njit(cache=True)
@@ -182,9 +231,9 @@ def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, siz
         if i < 0:
             continue
         if c == changed:
-            edit[c, : counts[d]] = pieces[d, : counts[d]]
+            copy_pieces(edit[c], pieces[d], counts[d])
             sizes[c], which[c] = counts[d], d
-            fresh[c] = parts[d]
+            copy_load(fresh[c], parts[d])
         begin = edit[c, i - 1, END] if i else 0
         end = edit[c, i, END]
         at_end = draw(state) < 0.5
@@ -210,8 +259,8 @@ def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, siz
             insert(edit[c], sizes[c], i, row)
             give(edit[c, i + 1 if at_end else i], x, y)
             sizes[c] = tidy(edit[c], sizes[c] + 1)
-        before = fresh[c].copy()
-        _exchange(load, fresh[c], before, edit[c], sizes[c], d, documents, rules, reach)
+        add_load(load, fresh[c], -1.0)
+        _recount(load, fresh[c], edit[c], sizes[c], d, documents, rules, reach)
         return max(changed, c + 1)
     return changed
 
