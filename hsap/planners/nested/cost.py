@@ -25,6 +25,9 @@ BYTES, AREA, TOKENS, PIECES = range(4)
 NUM_LOADS = 4
 
 
+fast = njit(cache=True, _nrt=False)
+"""Compile a function that makes no arrays: those it is given needn't be counted as used, which takes longer than it."""
+
 FIRST_LOW, FIRST_HIGH, LAST_LOW, LAST_HIGH = range(4)
 """What a cell's first and last row see: lowest key, highest key + 1."""
 
@@ -66,7 +69,7 @@ class Rules(NamedTuple):
     piece: float
 
 
-@njit(cache=True)
+@fast
 def area_before(documents, d, row):
     """Pairs of the rows [0, row) of document d: closed form, or interpolated in its table."""
     table = documents.table[d]
@@ -81,7 +84,7 @@ def area_before(documents, d, row):
     return area[at] + part * (even + part * (pairs - even))
 
 
-@njit(cache=True)
+@fast
 def row_of_area(documents, d, goal):
     """Row before which document d has so many pairs; a real number."""
     goal = max(goal, 0.0)
@@ -96,7 +99,7 @@ def row_of_area(documents, d, goal):
     return position[at - 1] + width * (min(2.0 * wanted / root, 1.0) if root > 0 else 1.0)
 
 
-@njit(cache=True)
+@fast
 def add_document(load, pieces, count, sign, d, documents, rules, reach):
     """Add (sign 1) or take away (sign -1) what a document brings the bins. reach: int64 [3, bins, groups], scratch."""
     groups = rules.groups
@@ -144,7 +147,7 @@ def log2(order):
     return (order > 1) + (order > 2) + (order > 4)
 
 
-@njit(cache=True)
+@fast
 def _add_tile(load, pieces, i, begin, sign, pairs, rules, reach):
     end, order = pieces[i, END], pieces[i, ORDER]
     width, shift = end - begin, log2(order)
@@ -178,7 +181,7 @@ def column_range(begin, end, column, columns):
     return int(column * step), end if column == columns - 1 else int((column + 1) * step)
 
 
-@njit(cache=True)
+@fast
 def _add_keys(load, pieces, count, sign, kv, groups, reach):
     """Add the keys that bins need and don't own in a causal document.
 
@@ -186,9 +189,8 @@ def _add_keys(load, pieces, count, sign, kv, groups, reach):
     """
     for x in range(reach.shape[1]):
         for g in range(groups):
-            if reach[0, x, g] or reach[2, x, g]:
-                need = reach[0, x, g] + max(reach[2, x, g] - max(reach[1, x, g], reach[0, x, g]), 0)
-                load[BYTES, x] += sign * kv * need
+            need = reach[0, x, g] + max(reach[2, x, g] - max(reach[1, x, g], reach[0, x, g]), 0)
+            load[BYTES, x] += sign * kv * need
     begin = 0
     for i in range(count):
         end = pieces[i, END]
@@ -202,13 +204,12 @@ def _add_keys(load, pieces, count, sign, kv, groups, reach):
                 for g in range(groups):
                     first = reach[0, x, g]
                     covered = max(min(hi, first) - lo, 0)
-                    if reach[2, x, g]:
-                        covered += max(min(hi, reach[2, x, g]) - max(lo, first, reach[1, x, g]), 0)
+                    covered += max(min(hi, reach[2, x, g]) - max(lo, first, reach[1, x, g]), 0)
                     load[BYTES, x] -= sign * kv * covered
         begin = end
 
 
-@njit(cache=True)
+@fast
 def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach):
     """Add the keys that bins need and don't own in a document that isn't causal.
 
@@ -246,7 +247,7 @@ def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach
                     load[BYTES, x] -= kv * (min(stop, sink) - first)
 
 
-@njit(cache=True)
+@fast
 def _span(documents, table, mask, begin, end):
     """Lowest key and highest + 1 that the rows [begin, end) see beside the sink."""
     position, keys = documents.position[table], documents.keys[table, mask]
@@ -264,7 +265,7 @@ def _span(documents, table, mask, begin, end):
     return min(low, high), high
 
 
-@njit(cache=True)
+@fast
 def energy(load, rules, price):
     """Bytes received, plus the priced excess over the caps (a linear and a square-root term: either alone stalls)."""
     total = 0.0
@@ -280,15 +281,15 @@ def energy(load, rules, price):
     return total + rules.peak * most + price * rules.unit * excess
 
 
-@njit(cache=True)
-def copy_pieces(target, source, count):
-    """Copy the first pieces of a document."""
+@fast
+def copy_pieces(target, c, source, d, count):
+    """Copy the first pieces of document d of one list to document c of another."""
     for i in range(count):
         for k in range(WIDTH):
-            target[i, k] = source[i, k]
+            target[c, i, k] = source[d, i, k]
 
 
-@njit(cache=True)
+@fast
 def tidy(pieces, count):
     """Join neighbours of order 1 (or 0) that are alike, in place: the new count."""
     kept = 0

@@ -24,6 +24,7 @@ from hsap.planners.nested.cost import (
     add_document,
     copy_pieces,
     energy,
+    fast,
     tidy,
 )
 from hsap.planners.nested.moves import cut_row, draw, give, insert, joins, part_of, propose, valid
@@ -94,7 +95,7 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
 
 
-@njit(cache=True)
+@fast
 def _count(load, pieces, counts, documents, rules, reach):
     """Join what is alike and count all documents anew."""
     for k in range(load.shape[0]):
@@ -161,7 +162,7 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         copy_load(load, trial)
         for c in range(changed):
             d = which[c]
-            copy_pieces(pieces[d], edit[c], sizes[c])
+            copy_pieces(pieces, d, edit, c, sizes[c])
             counts[d] = sizes[c]
             copy_load(parts[d], fresh[c])
             stale[d] = True
@@ -175,17 +176,17 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
     return best
 
 
-@njit(cache=True)
+@fast
 def _copy_stale(to_pieces, to_counts, pieces, counts, stale, all_of_them):
     """Copy the documents that are marked, and unmark them."""
     for d in range(len(counts)):
         if stale[d] or all_of_them:
-            copy_pieces(to_pieces[d], pieces[d], counts[d])
+            copy_pieces(to_pieces, d, pieces, d, counts[d])
             to_counts[d] = counts[d]
             stale[d] = False
 
 
-@njit(cache=True)
+@fast
 def copy_load(target, source):
     """Copy a load table."""
     for k in range(target.shape[0]):
@@ -193,7 +194,7 @@ def copy_load(target, source):
             target[k, x] = source[k, x]
 
 
-@njit(cache=True)
+@fast
 def add_load(target, source, sign):
     """Add a load table to another."""
     for k in range(target.shape[0]):
@@ -201,7 +202,7 @@ def add_load(target, source, sign):
             target[k, x] += sign * source[k, x]
 
 
-@njit(cache=True)
+@fast
 def _recount(load, fresh, edit, size, d, documents, rules, reach):
     """Count a changed document into fresh and add it to the load."""
     for k in range(fresh.shape[0]):
@@ -211,7 +212,7 @@ def _recount(load, fresh, edit, size, d, documents, rules, reach):
     add_load(load, fresh, 1.0)
 
 
-@njit(cache=True)
+@fast
 def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, sizes, which, changed, reach):
     """Cut what the fullest bin has too much off one of its pieces, for one with room: number of documents changed."""
     k, x, y = _fullest(load, rules.caps, state)
@@ -219,53 +220,67 @@ def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, siz
     if size <= 0:
         return changed
     n = len(counts)
-    first = int(n * draw(state))
-    for step in range(n):
-        d = (first + step) % n
+    d = int(n * draw(state))
+    for _ in range(n):
+        d = d + 1 if d + 1 < n else 0
         c = changed
         for e in range(changed):
             c = e if which[e] == d else c
         if c == 3:
             continue
-        i = _piece_of(edit[c] if c < changed else pieces[d], sizes[c] if c < changed else counts[d], x, k, state)
+        if c < changed:
+            i = _piece_of(edit, c, sizes[c], x, k, state)
+        else:
+            i = _piece_of(pieces, d, counts[d], x, k, state)
         if i < 0:
             continue
         if c == changed:
-            copy_pieces(edit[c], pieces[d], counts[d])
+            copy_pieces(edit, c, pieces, d, counts[d])
             sizes[c], which[c] = counts[d], d
             copy_load(fresh[c], parts[d])
-        begin = edit[c, i - 1, END] if i else 0
-        end = edit[c, i, END]
-        at_end = draw(state) < 0.5
-        near = i + 1 if at_end else i - 1
-        order = edit[c, i, ORDER]
-        shift = 0 <= near < sizes[c] and joins(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)])
-        shift = shift and (order > 1 or draw(state) < 0.7)
-        if order > 1 and not shift:
+        after = _cut(edit[c], sizes[c], i, d, documents, size, k, x, y, rules.groups, state)
+        if after < 0:
             continue
-        part = part_of(edit[c, i], rules.groups) / order
-        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size * order + 1)
-        row = cut_row(documents, d, begin, end, pairs, rows, at_end)
-        if k == 0:
-            row += -1 if at_end else 1
-        if row <= begin or row >= end or not (shift or sizes[c] < edit.shape[1]):
+        if after == 0:
             return changed
-        if shift:
-            edit[c, min(i, near), END] = row
-            if not valid(edit[c], sizes[c]):
-                edit[c, min(i, near), END] = end if at_end else begin
-                return changed
-        else:
-            insert(edit[c], sizes[c], i, row)
-            give(edit[c, i + 1 if at_end else i], x, y)
-            sizes[c] = tidy(edit[c], sizes[c] + 1)
+        sizes[c] = after
         add_load(load, fresh[c], -1.0)
         _recount(load, fresh[c], edit[c], sizes[c], d, documents, rules, reach)
         return max(changed, c + 1)
     return changed
 
 
-@njit(cache=True)
+@fast
+def _cut(edit, count, i, d, documents, size, k, x, y, groups, state):
+    """Cut so much off piece i, for bin y or a neighbour: the new count, 0 where that can't be done, -1: try another."""
+    begin = edit[i - 1, END] if i else 0
+    end = edit[i, END]
+    at_end = draw(state) < 0.5
+    near = i + 1 if at_end else i - 1
+    order = edit[i, ORDER]
+    shift = 0 <= near < count and joins(edit, i, near) and (order > 1 or draw(state) < 0.7)
+    if order > 1 and not shift:
+        return -1
+    part = part_of(edit, i, groups) / order
+    pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size * order + 1)
+    row = cut_row(documents, d, begin, end, pairs, rows, at_end)
+    if k == 0:
+        row += -1 if at_end else 1
+    if row <= begin or row >= end or not (shift or count < edit.shape[0]):
+        return 0
+    if shift:
+        border = min(i, near)
+        edit[border, END] = row
+        if not valid(edit, count):
+            edit[border, END] = end if at_end else begin
+            return 0
+        return count
+    insert(edit, count, i, row)
+    give(edit, i + 1 if at_end else i, x, y)
+    return tidy(edit, count + 1)
+
+
+@fast
 def _fullest(load, caps, state):
     """Resource (0 area, 1 tokens) and bin that exceed their cap most, and a bin that has room for it, by chance."""
     worst, x, k = -1.0, 0, 0
@@ -282,13 +297,14 @@ def _fullest(load, caps, state):
     return k, x, y
 
 
-@njit(cache=True)
-def _piece_of(edit, count, x, k, state):
-    """A piece that loads bin x with resource k, -1 where there is none."""
-    first = int(count * draw(state))
-    for step in range(count):
-        i = (first + step) % count
-        for j in range(edit[i, ORDER] if k == 0 or edit[i, OWN] else 0):
-            if edit[i, BIN + j] == x:
-                return i
+@fast
+def _piece_of(pieces, d, count, x, k, state):
+    """A piece of document d that loads bin x with resource k, -1 where there is none."""
+    i = int(count * draw(state))
+    for _ in range(count):
+        i = i + 1 if i + 1 < count else 0
+        if k == 0 or pieces[d, i, OWN]:
+            for j in range(pieces[d, i, ORDER]):
+                if pieces[d, i, BIN + j] == x:
+                    return i
     return -1
