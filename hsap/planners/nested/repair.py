@@ -118,7 +118,7 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
         return 0
     whole = False
     if k == 0:
-        part = part_of(piece, rules.groups)
+        part = part_of(edit, i, rules.groups)
         pairs = size / part
         whole = pairs >= area_before(documents, d, end) - area_before(documents, d, begin)
         row = cut_row(documents, d, begin, end, pairs, 0.0, at_end)
@@ -154,12 +154,12 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
 def _shift(edit, count, i, d, documents, size, rules, k, at_end):
     """Move the border of piece i and a neighbour so that each bin of piece i has so much less: the new count, or 0."""
     near = i + 1 if at_end else i - 1
-    if near < 0 or near >= count or not joins(edit[i], edit[near]):
+    if near < 0 or near >= count or not joins(edit, i, near):
         return 0
     begin, end = edit[i - 1, END] if i else 0, edit[i, END]
     size = size * edit[i, ORDER]
     if k == 0:
-        row = cut_row(documents, d, begin, end, size / part_of(edit[i], rules.groups), 0.0, at_end)
+        row = cut_row(documents, d, begin, end, size / part_of(edit, i, rules.groups), 0.0, at_end)
         row += -1 if at_end else 1
     else:
         row = end - int(size) - 1 if at_end else begin + int(size) + 1
