@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from hsap.compiler.order import is_of_queries, shard_of
 from hsap.compiler.rounds import assign_rounds
@@ -234,17 +235,29 @@ def _messages(side: _Side, table: Transfers, rounds, source, target, rows, to_ro
     # A round has a rank send once at most, so that it says the other end too.
     num_ranks, num_spans = int(table.src.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1
     in_order = order_of(((rounds * num_ranks + table.src) * side.trays.num_groups + table.group) * num_spans + rows[0])
-    columns = columns.take(in_order, axis=1)
-    named = dict(zip(MESSAGE, columns))
-    begins = np.zeros(len(table), bool)
-    begins[:1] = True
-    for name in ("round", "source", "target"):
-        begins[1:] |= named[name][1:] != named[name][:-1]
-    for first, stop in (("first", "stop"), ("to_first", "to_stop")):
-        begins[1:] |= named[first][1:] != named[stop][:-1]
-    lead = np.flatnonzero(begins)
-    last = np.append(lead[1:], len(table)) - 1 if len(lead) else lead
-    return {name: column[last if name.endswith("stop") else lead] for name, column in named.items()}
+    return dict(zip(MESSAGE, _join(columns, in_order)))
+
+
+_ROUND, _SOURCE, _TARGET = (MESSAGE.index(name) for name in ("round", "source", "target"))
+_FIRST, _STOP, _TO_FIRST, _TO_STOP = range(len(MESSAGE) - 4, len(MESSAGE))
+
+
+@njit(cache=True)
+def _join(columns, in_order):
+    """Let each message grow by those that follow it at both ends: int64 [len(MESSAGE), m]."""
+    out = np.empty_like(columns)
+    count = 0
+    for i in in_order:
+        last = count - 1
+        grows = count > 0 and columns[_FIRST, i] == out[_STOP, last] and columns[_TO_FIRST, i] == out[_TO_STOP, last]
+        for row in (_ROUND, _SOURCE, _TARGET):
+            grows = grows and columns[row, i] == out[row, last]
+        if grows:
+            out[_STOP, last], out[_TO_STOP, last] = columns[_STOP, i], columns[_TO_STOP, i]
+        else:
+            out[:, count] = columns[:, i]
+            count += 1
+    return out[:, :count]
 
 
 def _receive(buffers, code, side: _Side, role: Role, table: Transfers, rounds) -> None:
@@ -343,9 +356,12 @@ def _compute(code, sides: dict[bool, _Side], schedule: Schedule, direction: str)
     lead = in_order[begins]
     block = schedule.block[in_order]
     entry, index = ranges(blocks.offsets[block], blocks.offsets[block + 1])
-    kernel = (np.cumsum(begins) - 1)[entry]
-    index = index[_row_by_row(sides[True].shards, blocks.slices, kernel, index)]
+    of_block = np.cumsum(begins) - 1
+    kernel = of_block[entry]
     borders = np.searchsorted(kernel, np.arange(len(lead) + 1))
+    fused = np.flatnonzero((np.bincount(of_block) > 1)[kernel])
+    if len(fused):
+        index[fused] = _row_by_row(sides[True].shards, blocks.slices, kernel[fused], index[fused])
     operands = [
         sides[is_of_queries(role)].buffer(role, rank[lead], on[is_of_queries(role)][lead])
         for role in INPUTS[direction] + OUTPUTS[direction]
@@ -357,11 +373,22 @@ def _compute(code, sides: dict[bool, _Side], schedule: Schedule, direction: str)
 
 
 def _row_by_row(shards: Shards, slices: np.ndarray, kernel: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Order what each kernel attends by the span of its queries, then by its keys.
+    """Order what each kernel attends by the span of its queries, then by its keys; kernels stay where they are.
 
-    Slices that are parts of one then follow each other, so that `hsap.ir.slice.joined` finds them.
+    Slices that are parts of one then follow each other, so that `hsap.ir.slice.joined` finds them. A block's are so.
     """
-    starts = np.sort(shards.spans[:, 0])
-    strip = np.searchsorted(starts, slices[:, Q0], side="right")
-    place = strip * (int(slices[:, K0].max(initial=0)) + 1) + slices[:, K0]
-    return order_of(kernel * (int(place.max(initial=0)) + 1) + place[index])
+    first_key = slices[index, K0]
+    key = kernel * len(shards.spans) + _strips(slices[index, Q0], np.sort(shards.spans[:, 0]))
+    return index[order_of(key * (int(first_key.max()) + 1) + first_key)]
+
+
+@njit(cache=True)
+def _strips(rows, starts):
+    """Which of the spans that begin at `starts` each row is in: int64 [n]. Often that of the row before."""
+    strips = np.empty_like(rows)
+    strip = 0
+    for i in range(len(rows)):
+        if rows[i] < starts[strip] or (strip + 1 < len(starts) and rows[i] >= starts[strip + 1]):
+            strip = np.searchsorted(starts, rows[i], side="right") - 1
+        strips[i] = strip
+    return strips

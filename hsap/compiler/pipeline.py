@@ -32,7 +32,7 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
         problem = replace(problem, topology=own)
     _check_placement(problem, strategy, planner)
     spans, *rows = place_rows(problem, strategy.shards)
-    table = SpanTable(strategy.shards, spans, {})
+    table = SpanTable.of(strategy.shards, spans)
     programs, charts, slices = [], [], []
     for forward, backward in zip(strategy.forward, strategy.backward):
         assert np.array_equal(forward.blocks.slices, backward.blocks.slices), "both directions cut blocks alike"

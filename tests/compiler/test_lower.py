@@ -44,7 +44,7 @@ def draft(planner: str, direction: str, resharded: bool = False, lengths=(40, 3,
 
 def lowered(shards, *rest) -> SimpleNamespace:
     """The tables of a draft as columns with names."""
-    made = lower(SpanTable(shards, shards.spans, {}), *rest)
+    made = lower(SpanTable.of(shards, shards.spans), *rest)
     code = dict(zip(CODE, made.code)) | {"buf": made.code[len(CODE) :].T}
     return SimpleNamespace(code=code, buffers=dict(zip(HELD, made.buffers)), index=made.index, spans=made.table.spans)
 

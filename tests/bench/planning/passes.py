@@ -68,7 +68,7 @@ def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> N
     shards, num_groups = strategy.shards, strategy.num_groups
     inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
     spans, *rows = _timed(times, "expand", place_rows, problem, shards)
-    table = SpanTable(shards, spans, {})
+    table = SpanTable.of(shards, spans)
     for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
         transfers = _timed(times, "order", order, shards, schedule, direction)
         if strategy.relay:
