@@ -129,7 +129,11 @@ def _key(rank, shard, group, num_shards: int, num_groups: int) -> np.ndarray:
 
 
 HOMES = 2
-"""Rows of a tray that has partial results, in mean homes: its inputs are free for others when its kernels are over."""
+"""Most tokens of a tray that has partial results, in those of a mean rank.
+
+Inputs and results of a tray are alive together. One for all rows would take half as much memory again as the shards
+one by one, where a rank gathers a whole document; with small trays it is little more.
+"""
 
 
 def lay_out(
