@@ -1,6 +1,7 @@
 """HSAP: hierarchical sequence-aware parallel training on packed sequences.
 
-Planning and verifying need NumPy only and are imported at once; what runs on torch is loaded when first used.
+Planning and verifying need NumPy, and numba, which is loaded with the first plan; what runs on torch is loaded when
+first used.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.cli import datasets, main
 from hsap.cli.plan import read_planner
 from hsap.ir.heads import HeadShape
@@ -88,6 +88,8 @@ def test_plan_json_has_the_agreed_keys_and_numbers(judged, capsys):
         "wire_dtype": "bf16",
         "choice": None,
     }
+    want = simulate(judged.subjects[-1]).makespans_s[0]
+    assert (forward["predicted_s"], backward["predicted_s"]) == want and min(want) > 0
     # Ranks swap their KV: 2 · 2 heads · 8 · 2 bytes a row.
     assert forward["bytes_total"] == forward["bytes_internode"] == forward["bytes_internode_once_per_node"] == 11 * 64
     assert forward["max_recv_bytes_per_rank"] == 6 * 64
@@ -130,7 +132,11 @@ def test_an_invalid_plan_is_reported_with_exit_code_one(judged, capsys, tmp_path
     assert "nobody receives this" in capsys.readouterr().out
     assert main(["plan", "--lengths", "5", "--json", *SMALL]) == 1
     out = capsys.readouterr()
-    assert json.loads(out.out)["verified"] is False and "nobody receives this" in out.err
+    figures = json.loads(out.out)
+    assert figures["verified"] is False and "nobody receives this" in out.err
+    assert figures["forward"]["predicted_s"] is None
+    assert main(["plan", "--lengths", "5", *SMALL]) == 1
+    assert "no time predicted" in capsys.readouterr().out
     kept = tmp_path / "b.plan"
     assert main(["plan", "--lengths", "5", "-o", str(kept), *SMALL]) == 1
     assert not kept.exists()
@@ -145,6 +151,17 @@ def test_a_file_of_batches_gives_a_list(judged, capsys, tmp_path):
     path.write_text("[5, 6]")
     assert main(["plan", "--lengths-file", str(path), "--json", *SMALL]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 11
+
+
+def test_auto_says_what_became_of_its_candidates(judged, capsys):
+    flags = ["plan", "--lengths", "5,60", "--topology", "2x1", "--heads", "4:2:8", "--planner"]
+    assert main([*flags, "auto:candidates=ring|sap", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures["choice"]) == {"ring", "sap"}
+    assert figures["choice"][figures["planner"]] == min(figures["choice"].values())
+    assert figures["choice"][figures["planner"]] == pytest.approx(
+        figures["forward"]["predicted_s"] + figures["backward"]["predicted_s"]
+    )
 
 
 def test_copies_lie_side_by_side(judged, capsys, tmp_path):

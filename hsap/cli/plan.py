@@ -16,6 +16,7 @@ from hsap.cli.show import show
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
+from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.summary import summary
 from hsap.verify import verify
 
@@ -60,13 +61,22 @@ def _plan(arguments: argparse.Namespace) -> int:
             code = NOT_OK
         elif arguments.out:
             _keep(plan, Path(arguments.out))
-        predicted_s = simulate(plan).makespans_s
-        figures.append(summary(plan, predicted_s) | {"plan_s": plan_s, "verified": bool(report.ok)})
+        figures.append(_figures(plan, bool(report.ok)) | {"plan_s": plan_s, "verified": bool(report.ok)})
         if not arguments.json:
             show(plan, figures[-1], arguments.rank)
     if arguments.json:
         print(json.dumps(figures if is_list else figures[0]))
     return code
+
+
+def _figures(plan: Plan, verified: bool) -> dict:
+    """Give a plan's figures with its predicted times, None where it isn't sound: its streams may never end."""
+    if verified:
+        return summary(plan, simulate(plan).makespans_s)
+    figures = summary(plan)
+    for direction in DIRECTIONS:
+        figures[direction]["predicted_s"] = None
+    return figures
 
 
 def _warm_up(problem: Problem, planner: str, options: dict) -> None:

@@ -51,10 +51,10 @@ def _summary(figures: dict) -> str:
             f"{_size(d['bytes_internode_once_per_node'])} if each row crossed once per node), "
             f"{_size(d['max_recv_bytes_per_rank'])} received by the busiest rank, "
             f"{_size(d['peak_buffer_bytes_per_rank'])} of buffers; partial results travel as {f['wire_dtype']}; "
-            f"{d['predicted_s'] * 1e3:.4g} ms predicted"
+            f"{_ms(d['predicted_s'])} predicted"
         )
     for name, found in (f["choice"] or {}).items():
-        told = found if isinstance(found, str) else f"{found * 1e3:.4g} ms predicted, forward and backward"
+        told = found if isinstance(found, str) else f"{_ms(found)} predicted, forward and backward"
         lines.append(f"auto: {name}: {told}" + (", chosen" if name == f["planner"] else ""))
     return "\n".join(lines)
 
@@ -65,6 +65,10 @@ def _row(values: list) -> str:
 
 def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "no time" if seconds is None else f"{seconds * 1e3:.4g} ms"
 
 
 def _size(num_bytes: float) -> str:

@@ -48,8 +48,10 @@ def _first_fit(num_operands, buf, last, sizes):
     sizes: aligned bytes, NONE for buffers that are not in the arena. What is alive is kept in order of address; the
     dead leave when a new one comes. Of several that begin with one instruction, the lowest index is placed first.
     """
-    offset = np.where(sizes >= 0, 0, NONE)
-    placed = sizes < 0
+    offset, placed = np.empty_like(sizes), np.empty(len(sizes), np.bool_)
+    for buffer in range(len(sizes)):
+        placed[buffer] = sizes[buffer] < 0
+        offset[buffer] = NONE if placed[buffer] else 0
     begin, end, until = np.empty_like(sizes), np.empty_like(sizes), np.empty_like(sizes)
     num_alive = 0
     for now in range(len(num_operands)):

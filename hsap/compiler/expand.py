@@ -100,9 +100,10 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
                     buf[i, k] = new_index[code[_BUF + k, c]] + shift
             rows[i, 0], rows[i, 1] = code[_FIRST, c], code[_FIRST + 1, c]
             if rows[i, 0] < 0 and (op[i] == Op.COPY or op[i] == Op.ALL_TO_ALL):
-                rows[i] = column_rows[column]
+                rows[i, 0], rows[i, 1] = column_rows[column, 0], column_rows[column, 1]
             slices[i, 0], slices[i, 1] = code[_SLICE, c], code[_SLICE + 1, c]
-            run[i] = heads[index, code[_GROUP, c] % num_groups]
+            for k in range(4):
+                run[i, k] = heads[index, code[_GROUP, c] % num_groups, k]
             i += 1
     return op, role, peer, round_, buf, rows, slices, run, stage
 
@@ -148,9 +149,11 @@ def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_h
             h = all_heads if own else heads[index, held[_HELD_GROUP, b] % num_groups]
             first, stop = held[_HELD_FIRST, b], held[_HELD_STOP, b]
             if first < 0:
-                first, stop = rank_rows[rank] if own else column_rows[column]
+                first = rank_rows[rank, 0] if own else column_rows[column, 0]
+                stop = rank_rows[rank, 1] if own else column_rows[column, 1]
             rows[i, 0], rows[i, 1] = first, stop
-            run[i] = h
+            for k in range(4):
+                run[i, k] = h[k]
             count = starts[stop] - starts[first]
             row = unit[0, role + 1, space, acc] * (h[3] if is_kv[role + 1] else h[1])
             stat = unit[1, role + 1, space, acc] * h[1]

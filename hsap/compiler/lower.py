@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from hsap.compiler.messages import messages
 from hsap.compiler.order import is_of_queries, shard_of
 from hsap.compiler.rounds import assign_rounds
 from hsap.compiler.trays import NEVER, SpanTable, Trays, lay_out
@@ -222,44 +223,6 @@ def named_group(group: np.ndarray, num_groups: int) -> np.ndarray:
     return group if num_groups > 1 else np.full(len(group), ALL)
 
 
-MESSAGE = ("round", "src", "dst", "group", "stage", "source", "target", "first", "stop", "to_first", "to_stop")
-
-
-def _messages(side: _Side, table: Transfers, rounds, source, target, rows, to_rows) -> dict[str, np.ndarray]:
-    """Join transfers between the same two buffers whose rows follow each other at both ends: columns of `MESSAGE`.
-
-    source, target: buffers. rows, to_rows: first and stop span of each shard in them.
-    """
-    group = named_group(table.group, side.trays.num_groups)
-    columns = np.stack([rounds, table.src, table.dst, group, table.stage, source, target, *rows, *to_rows])
-    # A round has a rank send once at most, so that it says the other end too.
-    num_ranks, num_spans = int(table.src.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1
-    in_order = order_of(((rounds * num_ranks + table.src) * side.trays.num_groups + table.group) * num_spans + rows[0])
-    return dict(zip(MESSAGE, _join(columns, in_order)))
-
-
-_ROUND, _SOURCE, _TARGET = (MESSAGE.index(name) for name in ("round", "source", "target"))
-_FIRST, _STOP, _TO_FIRST, _TO_STOP = range(len(MESSAGE) - 4, len(MESSAGE))
-
-
-@njit(cache=True)
-def _join(columns, in_order):
-    """Let each message grow by those that follow it at both ends: int64 [len(MESSAGE), m]."""
-    out = np.empty_like(columns)
-    count = 0
-    for i in in_order:
-        last = count - 1
-        grows = count > 0 and columns[_FIRST, i] == out[_STOP, last] and columns[_TO_FIRST, i] == out[_TO_STOP, last]
-        for row in (_ROUND, _SOURCE, _TARGET):
-            grows = grows and columns[row, i] == out[row, last]
-        if grows:
-            out[_STOP, last], out[_TO_STOP, last] = columns[_STOP, i], columns[_TO_STOP, i]
-        else:
-            out[:, count] = columns[:, i]
-            count += 1
-    return out[:, :count]
-
-
 def _receive(buffers, code, side: _Side, role: Role, table: Transfers, rounds) -> None:
     """Send input rows from where they are (home, or a tray of a rank that got them before) and receive them."""
     tray, *rows = side.find(table.src, table.shard, table.group)
@@ -267,7 +230,8 @@ def _receive(buffers, code, side: _Side, role: Role, table: Transfers, rounds) -
     if side.trays.num_groups > 1:
         _pack(buffers, code, side.shards, role, table, source, np.flatnonzero(tray == NONE))
     tray, *to_rows = side.find(table.dst, table.shard, table.group)
-    _exchange(code, role, _messages(side, table, rounds, source, side.buffer(role, table.dst, tray), rows, to_rows))
+    target, group = side.buffer(role, table.dst, tray), named_group(table.group, side.trays.num_groups)
+    _exchange(code, role, messages(table, group, rounds, source, target, rows, to_rows))
 
 
 def _pack(buffers, code, shards, role: Role, table: Transfers, source: np.ndarray, mine: np.ndarray) -> None:
@@ -308,8 +272,8 @@ def _return(buffers, code, side: _Side, role: Role, table: Transfers, rounds) ->
               group=side.group[full])  # fmt: skip
     tray, *rows = side.find(table.src, table.shard, table.group)
     to_tray, *to_rows = side.find(table.dst, table.shard, table.group)
-    target = side.buffer(role, table.dst, to_tray)
-    m = _messages(side, table, rounds, packed[tray], target, rows, to_rows)
+    target, group = side.buffer(role, table.dst, to_tray), named_group(table.group, trays.num_groups)
+    m = messages(table, group, rounds, packed[tray], target, rows, to_rows)
     there = m["to_first"], m["to_stop"]
     arrived = buffers.add(role, Space.ARENA, 0, m["dst"], there, m["group"])
     _exchange(code, role, m | {"target": arrived})
@@ -389,6 +353,13 @@ def _strips(rows, starts):
     strip = 0
     for i in range(len(rows)):
         if rows[i] < starts[strip] or (strip + 1 < len(starts) and rows[i] >= starts[strip + 1]):
-            strip = np.searchsorted(starts, rows[i], side="right") - 1
+            strip, behind = 0, len(starts)
+            while strip < behind:
+                middle = (strip + behind) // 2
+                if starts[middle] <= rows[i]:
+                    strip = middle + 1
+                else:
+                    behind = middle
+            strip -= 1
         strips[i] = strip
     return strips

@@ -32,11 +32,16 @@ def _colour(src, dst, num_ranks, borders, num_colours, colours):
     none, one that is free at the sender is freed at the receiver.
     """
     # Nodes are senders, then receivers; edge_at[node, colour] is the edge there or -1.
-    edge_at = np.empty((2 * num_ranks, num_colours.max()), np.int64)
+    most = 0
+    for graph in range(len(num_colours)):
+        most = max(most, num_colours[graph])
+    edge_at = np.empty((2 * num_ranks, most), np.int64)
     for graph in range(len(num_colours)):
         if num_colours[graph] < 2:
             continue  # its only colour is 0
-        edge_at[:, : num_colours[graph]] = -1
+        for node in range(2 * num_ranks):
+            for c in range(num_colours[graph]):
+                edge_at[node, c] = -1
         for edge in range(borders[graph], borders[graph + 1]):
             u, v = edge_at[src[edge]], edge_at[num_ranks + dst[edge]]
             chosen = 0
@@ -85,25 +90,29 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
 @njit(cache=True)
 def _deal(keys, by_key, num_ranks, first):
     """Colour the edges of each stage and number the rounds. keys: (stage, src, dst) as one number, rising."""
-    edges = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    pair = keys[edges] % (num_ranks * num_ranks)
-    src, dst = pair // num_ranks, pair % num_ranks
-    stage = keys[edges] // (num_ranks * num_ranks)
-    borders = np.searchsorted(stage, np.arange(stage[-1] + 2))
-    num_rounds = np.zeros(len(borders) - 1, np.int64)
-    colours = np.empty(len(edges), np.int64)
-    next_round = first
-    for s in range(len(num_rounds)):
-        here = slice(borders[s], borders[s + 1])
-        colours[here] = next_round
-        degree = np.bincount(np.append(src[here], num_ranks + dst[here]), minlength=1)
-        num_rounds[s] = degree.max() if borders[s] < borders[s + 1] else 0
-        next_round += num_rounds[s]
-    _colour(src, dst, num_ranks, borders, num_rounds, colours)
-    rounds = np.empty(len(keys), np.int64)
-    edge = -1
+    num_pairs = num_ranks * num_ranks
+    num_stages = keys[-1] // num_pairs + 1
+    src, dst, edge_of = np.empty_like(keys), np.empty_like(keys), np.empty_like(keys)
+    borders, degree = np.zeros(num_stages + 1, np.int64), np.zeros((num_stages, 2, num_ranks), np.int64)
+    edges = 0
     for i in range(len(keys)):
         if i == 0 or keys[i] != keys[i - 1]:
-            edge += 1
-        rounds[by_key[i]] = colours[edge]
-    return rounds
+            stage, pair = keys[i] // num_pairs, keys[i] % num_pairs
+            src[edges], dst[edges] = pair // num_ranks, pair % num_ranks
+            degree[stage, 0, src[edges]] += 1
+            degree[stage, 1, dst[edges]] += 1
+            edges += 1
+            borders[stage + 1] = edges
+        edge_of[by_key[i]] = edges - 1
+    num_rounds, colours = np.zeros(num_stages, np.int64), np.empty_like(keys)
+    for stage in range(num_stages):
+        borders[stage + 1] = max(borders[stage], borders[stage + 1])
+        for edge in range(borders[stage], borders[stage + 1]):
+            colours[edge] = first
+            busiest = max(degree[stage, 0, src[edge]], degree[stage, 1, dst[edge]])
+            num_rounds[stage] = max(num_rounds[stage], busiest)
+        first += num_rounds[stage]
+    _colour(src, dst, num_ranks, borders, num_rounds, colours)
+    for i in range(len(keys)):
+        edge_of[i] = colours[edge_of[i]]
+    return edge_of

@@ -116,7 +116,13 @@ def _find(wanted, rank, shard, home, offsets, keys, trays, firsts):
     for i in range(len(wanted)):
         tray[i], first[i] = NONE, offsets[shard[i]]
         if home[shard[i]] != rank[i]:
-            place = np.searchsorted(keys, wanted[i])
+            place, behind = 0, len(keys)
+            while place < behind:
+                middle = (place + behind) // 2
+                if keys[middle] < wanted[i]:
+                    place = middle + 1
+                else:
+                    behind = middle
             tray[i] = MISSING
             if place < len(keys) and keys[place] == wanted[i]:
                 tray[i], first[i] = trays[place], firsts[place]
@@ -158,7 +164,9 @@ def lay_out(
         alike = distinct(alike)[1]
     in_order = order_of(alike * num_shards + table.place[shard])
     total = int(table.tokens.sum())
-    tray, borders = _deal(alike, in_order, table.tokens[shard], HOMES * -(-total // num_ranks) if leaving else total)
+    limit = HOMES * -(-total // num_ranks) if leaving else total
+    tray, borders, num_trays = _deal(alike, in_order, table.tokens[shard], limit)
+    borders = borders[: num_trays + 1]
     table, begins = table.with_lists(shard[in_order], borders)
     first, rows = _places(shard, in_order, borders, begins, shards.offsets)
     lead = in_order[borders[:-1]]
@@ -194,7 +202,7 @@ def _times(keys, which, stage, lengths, num_stages, num_shards, num_groups):
 def _deal(alike, in_order, tokens, limit):
     """Number the trays, of shards that are alike and have no more tokens than the limit together, single ones apart.
 
-    Returns (tray of each shard int64 [n], where each tray begins in order int64 [num_trays + 1]).
+    Returns (tray of each shard int64 [n], where each tray begins in order int64 [n + 1], number of trays).
     """
     tray, borders = np.empty_like(alike), np.empty(len(alike) + 1, np.int64)
     count, full = 0, 0
@@ -206,7 +214,7 @@ def _deal(alike, in_order, tokens, limit):
             count, full = count + 1, tokens[i]
         tray[i] = count - 1
     borders[count] = len(in_order)
-    return tray, borders[: count + 1].copy()
+    return tray, borders, count
 
 
 @njit(cache=True)
@@ -216,7 +224,8 @@ def _places(shard, in_order, borders, begins, offsets):
     for tray in range(len(begins)):
         place = begins[tray]
         rows[tray, 0] = place
-        for i in in_order[borders[tray] : borders[tray + 1]]:
+        for at in range(borders[tray], borders[tray + 1]):
+            i = in_order[at]
             first[i] = place
             place += offsets[shard[i] + 1] - offsets[shard[i]]
         rows[tray, 1] = place

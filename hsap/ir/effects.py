@@ -72,15 +72,6 @@ def wait_of(programs: Programs) -> np.ndarray:
     return out
 
 
-def live_ranges(touched: Touches, programs: Programs) -> tuple[np.ndarray, np.ndarray]:
-    """First and last instruction index at which each buffer must exist: int64 [num_buffers]; (n, -1) if untouched."""
-    first = np.full(len(programs.buffers), len(programs), np.int64)
-    last = np.full(len(programs.buffers), -1, np.int64)
-    np.minimum.at(first, touched.buffer, touched.begin)
-    np.maximum.at(last, touched.buffer, touched.end)
-    return first, last
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Flows:
     """Every message between two ranks as columns, in instruction order: int64 [n] each.

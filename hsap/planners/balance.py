@@ -92,19 +92,21 @@ def even_areas(
     load = np.bincount(rank, weights=area, minlength=num_ranks)
     goal = load.mean() * (1 + slack)
     rank = rank.astype(np.int64)
-    while load.max() > goal and _relieve(int(load.argmax()), goal, rank, load, area, sides, uses, price):
-        pass
+    gave = True
+    while gave and load.max() > goal:
+        busy = int(load.argmax())
+        gave = _relieve(busy, goal, np.flatnonzero(rank == busy), rank, load, area, sides, uses, price)
     return rank
 
 
 @njit(cache=True)
-def _relieve(busy, goal, rank, load, area, sides, uses, price):
+def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
     """Move blocks off a rank until it is at the goal or can give none; False where it gave none.
 
-    rank, load: of the blocks and ranks so far, updated. sides: query and KV shard of each block [2, num_blocks].
-    uses: of each side's shards on each rank [2, num_ranks, num_shards], updated. price: what a shard's way costs.
+    mine: its blocks. rank, load: of all blocks and ranks so far, updated. sides: query and KV shard of each block.
+    uses: how often each side's shards are used on each rank, int32 [2, num_ranks, num_shards], updated. price: what a
+    shard's way costs.
     """
-    mine = np.flatnonzero(rank == busy)
     gave = False
     while load[busy] > goal:
         to, at = _cheapest(busy, goal, goal, mine, load, area, sides, uses, price)
@@ -120,7 +122,9 @@ def _relieve(busy, goal, rank, load, area, sides, uses, price):
         for side in range(2):
             uses[side, busy, sides[side, block]] -= 1
             uses[side, to, sides[side, block]] += 1
-        mine = np.delete(mine, at)
+        for later in range(at + 1, len(mine)):
+            mine[later - 1] = mine[later]
+        mine = mine[:-1]
         gave = True
     return gave
 

@@ -12,33 +12,37 @@ Paper: Jiang et al., "DCP: Addressing Input Dynamism In Long-Context Training vi
    computation of another (`divisions`). Partial outputs go home after the last one.
 The paper's settings (§7): B is the best of 512, 1024, 2048, 4096 (`block=0` here), T = 4.
 
-Cost: what moves is what the partition cuts; planning takes 0.2 s for 131,072 tokens of ragged documents on 32 ranks,
-seconds for one long document (10 times as many computation blocks). Head groups are those left after IntraSP.
+Cost: what moves is what the partition cuts. Planning grows with the computation blocks: 0.2 s for 131,072 tokens of
+ragged documents on 32 ranks, seconds for one document of that length. Head groups are those left after IntraSP.
 
 Ours: Mt-KaHyPar balances one weight, so it gets tokens and FLOPs added up, and its answer, loose as ε lets it be, is
 refined under a cap for each of the two (`refine`): nodes first, then ranks, then all ranks at once with the price of a
 byte between nodes and inside one as the cluster has them. As published, area ends at 1.5 to 8 times the mean on ragged
 batches. Several masks share the tokens' homes and have computation blocks of their own, each mask's area under its own
-cap, as layers run one after another; bytes and FLOPs count a mask's layers. Backward computes where forward does. With
-`block=0` the choice is by an estimate: the slowest rank's computation and transfers, one after another.
-Options: block; eps_inter, eps_intra: by how much a part may exceed the mean in the partitioner; divisions: T;
-area_slack, token_slack: what the refinement allows a rank's area and tokens over the mean. Tighter tokens cost bytes
-and area is harder to hold where a rank has few blocks: a rank should have four or more. (1 + ε) of both levels, 0.54,
-as area_slack gives the paper's tolerance.
+cap, as layers run one after another; bytes and FLOPs count a mask's layers. Backward computes where forward does.
+Options: block: tokens of a block; by default the largest of 1024, 2048, 4096 of which a rank has four (1024 where it
+has two or three, a smaller power of two on small batches); with 0 the best of the paper's sizes, by an estimate: the
+slowest rank's computation and transfers, one after another. eps_inter, eps_intra: by how much a part may exceed the
+mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens
+over the mean; 0.54, both ε together, is the paper's tolerance for area. Tokens close to even cost bytes, and where a
+rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 14 %. relay: rows cross between
+nodes once for all ranks of a node, as the partition over nodes counts them (`hsap.compiler.relay`); results then leave
+as soon as they are done.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import number, whole
+from hsap.ir.check import number, shown, whole
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
 from hsap.planners.hypergraph import Hypergraph, cells_hypergraph
@@ -47,8 +51,8 @@ from hsap.planners.refine import Parts, refine
 
 BLOCK_SIZES = (512, 1024, 2048, 4096)
 """Token blocks that `block=0` tries."""
-DEFAULT_BLOCK, MIN_BLOCKS = 1024, 4
-"""By default a block is the largest of the sizes, from the first of these, that gives a rank so many."""
+DEFAULT_BLOCK, SMALLEST_BLOCK = 1024, 32
+"""Below the first, blocks are chosen only for batches with few tokens a rank; never below the second."""
 MAX_CELLS = 1 << 23
 """Computation blocks that a batch may have at most: the solver takes minutes for a tenth of them."""
 TOKEN_ROOM, AREA_ROOM = 0.2, 0.6
@@ -76,8 +80,11 @@ def dcp(
     divisions: int = 4,
     area_slack: float = 0.05,
     token_slack: float = 0.1,
+    relay: bool = False,
 ) -> Strategy:
     """Plan token and computation blocks as parts of a hypergraph."""
+    if not isinstance(relay, bool):
+        raise ValueError(f"planner dcp: relay is {shown(relay)}; give true or false")
     if block is None:
         block = _default_block(problem)
     block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
@@ -90,7 +97,7 @@ def dcp(
     )
     choices = [_Choice.of(problem, size, settings) for size in ([block] if block else BLOCK_SIZES)]
     best = choices[0] if block else min(choices, key=lambda choice: choice.seconds(problem))
-    return best.strategy(problem, settings.divisions)
+    return best.strategy(problem, settings.divisions, relay)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +128,7 @@ class _Choice:
         family = np.concatenate([np.arange(len(spans)), *(np.repeat(c.q, len(sizes)) for c in cells)])
         return cls(spans, cells, sizes, graph, _place(problem, graph, family, settings))
 
-    def strategy(self, problem: Problem, num_divisions: int) -> Strategy:
+    def strategy(self, problem: Problem, num_divisions: int, relay: bool) -> Strategy:
         """Make shards of the token blocks and deal the computation blocks to divisions."""
         num_tokens, num_groups = len(self.spans), len(self.sizes)
         home = self.rank[:num_tokens]
@@ -137,7 +144,13 @@ class _Choice:
             rank = self.rank[first:last].reshape(-1, num_groups)[by_shard].ravel()
             schedules.append(self._schedule(problem, shards, blocks, rank, num_divisions))
             first = last
-        return Strategy(shards, tuple(schedules), tuple(schedules), num_groups)
+        if relay:
+            return Strategy(shards, tuple(schedules), tuple(schedules), num_groups, relay=True)
+        return Strategy(
+            shards,
+            *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),
+            num_groups,
+        )
 
     def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:
         num_groups = len(self.sizes)
@@ -164,10 +177,28 @@ class _Choice:
         return float(time.max()) / problem.topology.intra_sp
 
 
+def _outputs_last(shards: Shards, schedule: Schedule, direction: str, num_divisions: int) -> Schedule:
+    """Let all partial results go home after the last division, as the paper has it."""
+    rows = []
+    for role in OUTPUTS[direction]:
+        shard = (schedule.blocks.kv if role == Role.DKV else schedule.blocks.q)[schedule.block]
+        away = np.flatnonzero(shards.home[shard] != schedule.rank)
+        sizes = (len(shards), int(schedule.group.max(initial=0)) + 1, int(schedule.rank.max(initial=0)) + 1)
+        key = np.ravel_multi_index((shard[away], schedule.group[away], schedule.rank[away]), sizes)
+        shard, group, rank = np.unravel_index(distinct(key)[0], sizes)
+        rows.append(Transfers.of(role, shard, rank, shards.home[shard], num_divisions, group))
+    return replace(schedule, transfers=Transfers.join(*rows))
+
+
 def _default_block(problem: Problem) -> int:
-    """The largest size from 1024 of which a rank has four blocks; 1024 where there is none."""
-    fits = [size for size in BLOCK_SIZES if problem.layout.num_tokens >= MIN_BLOCKS * size * problem.topology.inter_sp]
-    return max([*fits[-1:], DEFAULT_BLOCK])
+    """The largest size of which a rank has four blocks; on small batches smaller ones, of which it has two."""
+    per_rank = problem.layout.num_tokens / problem.topology.inter_sp
+    size = BLOCK_SIZES[-1]
+    while size > DEFAULT_BLOCK and per_rank < 4 * size:
+        size //= 2
+    while size > SMALLEST_BLOCK and per_rank < 2 * size:
+        size //= 2
+    return size
 
 
 def _token_blocks(problem: Problem, block: int) -> np.ndarray:

@@ -13,7 +13,8 @@ Ours, all of it beyond the abstract:
 - The search is over how the slack is used and how the whole documents beside a cut one are chosen: the filling of the
   fewest KV rows among those within the slack, or else the one nearest to it.
 - A rank's share of a cut document is equally many of the first and of the last rows that ranks before it have left.
-Options: slack, the excess of area and tokens over their means that is good enough.
+Options: slack, the excess of area and tokens over their means that is good enough; relay=True sends a row across each
+node border once, and on from there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import itertools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards
-from hsap.ir.check import number
+from hsap.ir.check import instance, number
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Schedule, Strategy
 from hsap.planners.fill import RINGS, fill
@@ -35,9 +36,10 @@ GAPS = (0.9, 0.6, 0.3, 0.1)
 """… and a rank that lacks less than this part of the slack is left as it is."""
 
 
-def flashcp(problem: Problem, slack: float = 0.05) -> Strategy:
+def flashcp(problem: Problem, slack: float = 0.05, relay: bool = False) -> Strategy:
     """Plan whole documents and zigzag shards, even in area and tokens, with little KV to move."""
     slack = number("planner flashcp: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
+    instance("planner flashcp: relay", relay, bool, "true or false")
     num_ranks = problem.topology.inter_sp
     documents = problem.layout.document_spans
     shards = Shards.of([])
@@ -45,7 +47,7 @@ def flashcp(problem: Problem, slack: float = 0.05) -> Strategy:
         rings = ring_areas(problem, documents)
         shards = zigzag_pieces(documents, *best_filling(documents[:, 1] - documents[:, 0], rings, num_ranks, slack))
         shards = split_by_need(problem, shards, query_home)
-    return same_both_ways(problem, shards, lambda blocks: _one_exchange(blocks, shards))
+    return same_both_ways(problem, shards, lambda blocks: _one_exchange(blocks, shards), relay)
 
 
 def best_filling(lengths: np.ndarray, rings: np.ndarray, num_ranks: int, slack: float) -> tuple[np.ndarray, ...]:

@@ -27,7 +27,7 @@ HOT_FAMILY, HOT, COLD = 0.3, 0.04, 0.004
 TRIES_FAMILY, TRIES = 3000, 150
 """Proposals per family and per single vertex."""
 CHEAPEST, DEAREST = 1.0, 200.0
-"""Prices, in that unit, of an excess as large as the median vertex."""
+"""Prices, in that unit for every two edges of a vertex, of an excess as large as the median vertex."""
 HALF = np.uint64(32)
 SEED = np.uint64(88172645463325252)
 
@@ -74,12 +74,21 @@ def refine(graph: Hypergraph, part: np.ndarray, parts: Parts, families: tuple[np
     if num_parts < 2 or not len(graph):
         return part
     unit = float(np.median(graph.num_bytes)) if len(graph.num_bytes) else 1.0
-    price = np.array([unit / np.median(column[column > 0]) if column.any() else 0.0 for column in graph.weight.T])
+    price = np.array([_price(graph, column, unit) for column in graph.weight.T])
     for family in families:
         keys, cluster = distinct(family * num_parts + part)
         coarse = graph.contracted(cluster, len(keys))
         part = _annealed(coarse, keys % num_parts, parts, price, unit * HOT_FAMILY, unit * COLD, TRIES_FAMILY)[cluster]
     return _annealed(graph, part, parts, price, unit * HOT, unit * COLD, TRIES)
+
+
+def _price(graph: Hypergraph, weight: np.ndarray, unit: float) -> float:
+    """Price of an excess of 1 in a dimension: the more edges its vertices have, the dearer they are to move."""
+    mine = weight > 0
+    if not mine.any():
+        return 0.0
+    degree = np.bincount(graph.pins, minlength=len(graph))[mine]
+    return unit * max(float(np.median(degree)) / 2, 1.0) / float(np.median(weight[mine]))
 
 
 def _annealed(

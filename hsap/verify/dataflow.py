@@ -15,7 +15,7 @@ from numba import njit
 
 from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
-from hsap.ir.slice import area, cut
+from hsap.ir.slice import cut
 from hsap.ir.span import ranges
 from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
 from hsap.verify.fingerprint import MEMORY, PairWeights, random_sums
@@ -54,8 +54,30 @@ def _show(row: np.ndarray) -> str:
 
 def _total_area(table: np.ndarray) -> int:
     """Count pairs without overflow: halves of 24 bits are summed apart."""
-    pairs_of = area(table)
-    return (int((pairs_of >> 24).sum()) << 24) + int((pairs_of & ((1 << 24) - 1)).sum())
+    high, low = _area_halves(np.ascontiguousarray(table.T))
+    return (int(high) << 24) + int(low)
+
+
+@njit(cache=True)
+def _area_halves(columns):
+    """Sum the pairs of canonical slices, row by row of their bends as `hsap.ir.slice.area`, in halves of 24 bits."""
+    high, low = 0, 0
+    for i in range(columns.shape[1]):
+        q0, q1, k0, k1, lo, hi = (
+            columns[0, i],
+            columns[1, i],
+            columns[2, i],
+            columns[3, i],
+            columns[4, i],
+            columns[5, i],
+        )
+        bend_hi, bend_lo = min(max(k1 - 1 - hi, q0), q1), min(max(k0 - lo, q0), q1)
+        last = (q0 + bend_hi - 1) * (bend_hi - q0) // 2 + hi * (bend_hi - q0) + (k1 - 1) * (q1 - bend_hi)
+        first = k0 * (bend_lo - q0) + (bend_lo + q1 - 1) * (q1 - bend_lo) // 2 + lo * (q1 - bend_lo)
+        pairs_of = last - first + (q1 - q0)
+        high += pairs_of >> 24
+        low += pairs_of & ((1 << 24) - 1)
+    return high, low
 
 
 def _culprit(table, wanted, sums, weights: PairWeights) -> tuple[int | None, str]:
@@ -110,7 +132,10 @@ def _all_attended(code, index, shares, heads, num_slices):
         for entry in range(first, stop_at[first]):
             count[index[entry]] += of_range[first]
             weight[index[entry]] += weight_of_range[first]
-    return bool((count == len(heads) - 1).all() and (weight == heads[-1]).all())
+    wrong = 0
+    for i in range(num_slices):
+        wrong += count[i] != len(heads) - 1 or weight[i] != heads[-1]
+    return wrong == 0
 
 
 def _unattended(s: Stream) -> Iterator[Found]:

@@ -114,32 +114,55 @@ class PairWeights:
         self.sums = self.take("runs", int(self.starts[-1]) + 1)
         _run_sums(runs, self.sum_a, self.sum_b, self.sums)
 
-    def along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
-        """Sum a(q) B(q + e) over rows [first, stop): (sums uint64 [n], whether the mask has that diagonal [n])."""
-        sums, known = np.zeros(len(e), np.uint64), first >= stop
-        some = np.flatnonzero(~known)  # few: most slices of a cut mask are full
-        if len(self.runs) and len(some):
-            sums[some], known[some] = self._along(e[some], first[some], stop[some])
-        return sums, known
-
-    def _along(self, e, first, stop) -> tuple[np.ndarray, np.ndarray]:
-        width = self.num_tokens + 1  # e is in [-num_tokens, num_tokens + 1], so keys are unique and rise
-        keys = self.runs[:, 0] * width + self.runs[:, 1]
-        place = np.maximum(np.searchsorted(keys, e * width + first, side="right") - 1, 0)
-        run = self.runs[place]
-        there = (run[:, 0] == e) & (run[:, 1] <= first) & (stop <= run[:, 2])
-        begin = np.where(there, self.starts[place] - run[:, 1] + first, 0)
-        return self.sums[np.where(there, begin + stop - first, 0)] - self.sums[begin], there
-
     def over(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum the weights of canonical slices' pairs: (sums uint64 [n], False where a cut isn't the mask's own [n])."""
-        q0, q1, k0, k1, lo, hi = np.ascontiguousarray(table.T)
-        bend_hi, bend_lo = bends(table)
-        upper, known_upper = self.along(hi + 1, q0, bend_hi)
-        lower, known_lower = self.along(lo, bend_lo, q1)
-        upper += self.sum_b[k1] * (self.sum_a[q1] - self.sum_a[bend_hi])
-        lower += self.sum_b[k0] * (self.sum_a[bend_lo] - self.sum_a[q0])
-        return upper - lower, known_upper & known_lower
+        columns = np.ascontiguousarray(table.T)
+        keys = self.runs[:, 0] * (self.num_tokens + 1) + self.runs[:, 1]
+        return _weigh(columns, self.runs, keys, self.starts, self.sums, self.sum_a, self.sum_b)
+
+
+@njit(cache=True)
+def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b):
+    """What `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of the runs."""
+    out, known = np.empty(columns.shape[1], np.uint64), np.empty(columns.shape[1], np.bool_)
+    for i in range(len(out)):
+        q0, q1, k0, k1, lo, hi = (
+            columns[0, i],
+            columns[1, i],
+            columns[2, i],
+            columns[3, i],
+            columns[4, i],
+            columns[5, i],
+        )
+        bend_hi, bend_lo = min(max(k1 - 1 - hi, q0), q1), min(max(k0 - lo + 1, q0), q1)
+        upper, known_upper = _along(hi + 1, q0, bend_hi, runs, keys, starts, sums, len(sum_a))
+        lower, known_lower = _along(lo, bend_lo, q1, runs, keys, starts, sums, len(sum_a))
+        upper += sum_b[k1] * (sum_a[q1] - sum_a[bend_hi])
+        lower += sum_b[k0] * (sum_a[bend_lo] - sum_a[q0])
+        out[i], known[i] = upper - lower, known_upper and known_lower
+    return out, known
+
+
+@njit(cache=True)
+def _along(e, first, stop, runs, keys, starts, sums, width):
+    """Sum a(q) B(q + e) over rows [first, stop): (sum, whether the mask has that diagonal).
+
+    width: tokens + 1; e is in [-tokens, tokens + 1], so keys are unique and rise.
+    """
+    if first >= stop:
+        return np.uint64(0), True  # most slices of a cut mask are full
+    place, stop_place = 0, len(keys)
+    while place < stop_place:
+        middle = (place + stop_place) // 2
+        if keys[middle] <= e * width + first:
+            place = middle + 1
+        else:
+            stop_place = middle
+    place -= 1
+    if place < 0 or runs[place, 0] != e or runs[place, 1] > first or stop > runs[place, 2]:
+        return np.uint64(0), False
+    begin = starts[place] - runs[place, 1] + first
+    return sums[begin + stop - first] - sums[begin], True
 
 
 @njit(cache=True)

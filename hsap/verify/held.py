@@ -66,8 +66,9 @@ def _miscounted(held, wanted, num_ranks, arena_roles):
     wrong = np.full(wanted.shape[0], -1)
     for space in range(len(wrong)):
         for rank in range(num_ranks - 1, -1, -1):
-            if (count[rank, space] != wanted[space]).any():
-                wrong[space] = rank
+            for role in range(wanted.shape[1]):
+                if count[rank, space, role] != wanted[space, role]:
+                    wrong[space] = rank
     return wrong, lonely
 
 

@@ -12,19 +12,17 @@ from dataclasses import fields
 
 import numpy as np
 
-from hsap.ir.block import Shards
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS
-from hsap.ir.slice import canonical
 from hsap.ir.span import coalesce
 from hsap.verify.report import Fault
 
 
 def check_plan(plan: Plan) -> list[Fault]:
-    """Check problem, columns, placement and slice tables; each kind only where the kinds before are sound."""
-    for check in (problem, columns, streams, placement, capacity, slice_tables):
+    """Check problem, columns and placement; each kind only where the kinds before are sound."""
+    for check in (problem, columns, streams, placement, capacity):
         faults = [Fault(f"structure.{check.__name__}", None, None, None, None, text) for text in check(plan)]
         if faults:
             return faults
@@ -161,16 +159,6 @@ def offsets_sound(offsets: np.ndarray, total: int) -> bool:
     return bool(len(offsets) and offsets[0] == 0 and offsets[-1] == total and (offsets[1:] >= offsets[:-1]).all())
 
 
-def slice_tables(plan: Plan) -> Iterator[str]:
-    """Slices are canonical and within the token positions."""
-    total = plan.problem.layout.num_tokens
-    for m, table in enumerate(plan.slices):
-        inside = (table.min(axis=0, initial=0) >= [0, 0, 0, 0, -total, -total]).all() and table.max(initial=0) <= total
-        if not inside or not np.array_equal(canonical(table), table):
-            yield f"slices[{m}]: a slice isn't canonical or leaves the {total} token positions"
-            return
-
-
 def origins(plan: Plan) -> np.ndarray:
     """Which shards' span each span of the table is, -1 where it is none of them: int64 [n].
 
@@ -183,13 +171,3 @@ def origins(plan: Plan) -> np.ndarray:
         return np.full(len(plan.spans), -1)
     found = order[place]
     return np.where((spans[found] == plan.spans).all(axis=1), found, -1)
-
-
-def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index of the shards' span that holds each slice's queries and keys, -1 where none holds them all."""
-    order = np.argsort(shards.spans[:, 0], kind="stable")
-    starts, stops = shards.spans[order].T
-    place_of_token = np.repeat(np.arange(len(order), dtype=np.int32), stops - starts)
-    q0, q1, k0, k1 = table.T[:4]
-    queries, keys = place_of_token[q0], place_of_token[k0]
-    return np.where(q1 <= stops[queries], order[queries], -1), np.where(k1 <= stops[keys], order[keys], -1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from hsap.ir.plan import Plan
 from hsap.verify import dataflow, memory, progress, structure
 from hsap.verify.report import Fault
+from hsap.verify.slices import check_tables
 from hsap.verify.stream import Stream, apply
 
 
 def check_programs(plan: Plan) -> list[Fault]:
-    """Check the streams of a plan whose columns and placement are sound (`placement.check_plan`)."""
-    faults = []
+    """Check slices and streams of a plan whose columns and placement are sound (`placement.check_plan`)."""
+    faults = check_tables(plan)
+    if faults:
+        return faults
     for mask in range(len(plan.programs)):
         for stream in Stream.both(plan, mask):
             faults += _check_stream(stream)

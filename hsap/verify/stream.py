@@ -16,8 +16,9 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table, plain
-from hsap.verify.placement import origins, spans_of
+from hsap.verify.placement import origins
 from hsap.verify.report import Fault
+from hsap.verify.slices import spans_of
 
 SHOWN = 3
 """Faults that a rule reports at most: the first ones tell the story."""
@@ -44,7 +45,7 @@ class Stream:
     `HeadRun` over all heads. index: int64 [m], the program's. origin: int64 [spans of the table], which of the shards'
     spans each one is. Only once operands are known to be sound, None before: until: int64 [n], last instruction during
     which an instruction's operands must be left alone (its wait for transfers, else itself); first, last: int64
-    [num_buffers], `live_ranges`.
+    [num_buffers], first and last instruction at which a buffer must exist, (n, -1) if untouched.
     """
 
     plan: Plan

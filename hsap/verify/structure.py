@@ -279,12 +279,14 @@ def _apart(code, total, intra):
 @njit(cache=True)
 def _occurrences(origin, num_spans):
     """Where each of the shards' spans is in the span table, rising: (places, borders int64 [num_spans + 1])."""
-    borders = np.zeros(num_spans + 1, np.int64)
-    for span in origin:
-        if span >= 0:
-            borders[span + 1] += 1
-    borders = np.cumsum(borders)
-    places, free = np.empty(borders[-1], np.int64), borders[:-1].copy()
+    borders, free = np.zeros(num_spans + 1, np.int64), np.zeros(num_spans, np.int64)
+    for i in range(len(origin)):
+        if origin[i] >= 0:
+            borders[origin[i] + 1] += 1
+    for span in range(num_spans):
+        free[span] = borders[span]
+        borders[span + 1] += borders[span]
+    places = np.empty(borders[num_spans], np.int64)
     for i in range(len(origin)):
         if origin[i] >= 0:
             places[free[origin[i]]] = i
@@ -299,31 +301,36 @@ def _beyond(code, held, index, slice_spans, occurrences, shares, group, num_oper
     for i in range(len(beyond)):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
             sound = heads_sound(code, i, shares[code[RANK, i] % len(shares)], group)
-            attended = index[code[SLICES, i] : code[SLICES + 1, i]]
             for k in range(num_operands):
                 buffer, side = code[BUF + k, i], 1 if k == 1 or k == 4 else 0  # kv and dkv are on the keys' side
                 sound &= heads_inside(code, i, held, buffer)
                 like = code[BUF + (1 if k == 4 else 0), i]
                 if k < 2 or held[ROWS, like] != held[ROWS, buffer] or held[ROWS + 1, like] != held[ROWS + 1, buffer]:
                     first, stop = held[ROWS, buffer], held[ROWS + 1, buffer]
-                    sound &= _has_all(first, stop, attended, slice_spans[side], occurrences[0], occurrences[1])
+                    begin, end = code[SLICES, i], code[SLICES + 1, i]
+                    sound &= _has_all(first, stop, index, begin, end, slice_spans[side], occurrences[0], occurrences[1])
             beyond[i] = not sound
     return beyond
 
 
 @njit(cache=True)
-def _has_all(first, stop, attended, span_of, places, borders):
-    """Whether a range of the span table has the spans of all these slices."""
+def _has_all(first, stop, index, begin, end, span_of, places, borders):
+    """Whether spans [first, stop) of the table have those of all slices at [begin, end) of the index."""
     before = -1
-    for entry in attended:
-        span = span_of[entry]
+    for entry in range(begin, end):
+        span = span_of[index[entry]]
         if span == before:
             continue
         if span < 0:
             return False
-        mine = places[borders[span] : borders[span + 1]]
-        at = np.searchsorted(mine, first)
-        if at == len(mine) or mine[at] >= stop:
+        low, high = borders[span], borders[span + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if places[middle] < first:
+                low = middle + 1
+            else:
+                high = middle
+        if low == borders[span + 1] or places[low] >= stop:
             return False
         before = span
     return True

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hsap.ir.problem import Topology
-from hsap.planners import PLANNERS
+from hsap.planners import AUTO, PLANNERS
 from tests.bench import accuracy
 from tests.bench.planning import __main__ as planning
 from tests.bench.planning import passes, tables
@@ -14,12 +14,16 @@ from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, 
 SMALL = Case("planners", "small", ((40, 7, 90), (100,)), Topology(2, 2))
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", [*PLANNERS, AUTO])
 def test_every_planner_has_a_line(planner):
     line = measure(SMALL, planner, 1)
     assert line["planner"] == planner and line["batches"] == 2 and line["tokens"] >= 1 and line["plan_ms"] > 0
-    assert line["forward"].keys() == line["backward"].keys() == set(BYTES)
+    assert line["forward"].keys() == line["backward"].keys() == {*BYTES, "predicted_s"}
     assert len(tables.cells(line)) == len(tables.TITLES)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_s_passes_are_timed(planner):
     timed = passes.row(planner, "small", next(SMALL.problems()), 1).split()
     assert timed[:3] == [planner, "small", "2x2"] and len(timed) == len(passes.HEADER.split())
 
@@ -30,6 +34,13 @@ def test_lines_are_means_over_batches():
     for key in BYTES:
         assert both["forward"][key] == sum(line["forward"][key] for line in each) / 2
     assert both["area"] == sum(line["area"] for line in each) / 2
+
+
+def test_lines_name_the_shape_or_the_planner_that_was_chosen():
+    assert tables.name(measure(SMALL, "auto:candidates=ring", 1)) == "auto:candidates=ring: ring"
+    wide = Case("planners", "small", ((400,),), Topology(4, 1))
+    assert tables.name(measure(wide, "usp:heads=2", 1)) == "usp:heads=2 as 2x2"
+    assert tables.name(measure(wide, "ring", 1)) == "ring"
 
 
 def test_what_a_planner_refuses_is_said():

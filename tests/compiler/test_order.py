@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hsap.compiler.order import order, shard_of
+from hsap.compiler.order import order, routed_roles, shard_of
 from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -89,7 +89,10 @@ def test_every_use_is_served_in_time(planner, direction):
         assert arrival[key] < min(stages)
     returned = {(role, shard, group, src): (dst, stage) for role, shard, group, src, dst, stage in rows_of(leaving)}
     expected = needs(shards, schedule, OUTPUTS[direction])
-    assert returned == {key: (shards.home[key[1]], max(stages) + 1) for key, stages in expected.items()}
+    assert {key: dst for key, (dst, _) in returned.items()} == {key: shards.home[key[1]] for key in expected}
+    for key, stages in expected.items():
+        stage = returned[key][1]
+        assert stage > max(stages) if key[0] in routed_roles(schedule) else stage == max(stages) + 1
 
 
 def test_a_ring_forwards_what_it_got():

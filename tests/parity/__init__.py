@@ -80,6 +80,13 @@ CASES = [
     Case("2x2", dp=2, zero_stage=2, micro_packs=1),
     Case("2x2", dp=2, zero_stage=3, micro_packs=1),
     Case("4x2", zero_stage=1, micro_packs=2, masks="window:24+causal"),
+    Case("4x2", zero_stage=1, planner="auto"),
+    Case("8x1", zero_stage=1, planner="dcp"),
+    Case("4x2", zero_stage=1, planner="flashcp", micro_packs=2),
+    Case("4x2", zero_stage=1, planner="basp", micro_packs=2),
+    Case("8x1", zero_stage=3, planner="basp", micro_packs=2),
+    Case("4x2", zero_stage=3, planner="nested", micro_packs=2),
+    Case("8x1", zero_stage=1, planner="nested", masks="window:24+causal"),
 ]
 
 

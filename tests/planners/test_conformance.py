@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hsap.api import compile
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.problem import Problem, Topology
+from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.schedule import DIRECTIONS, Chart
 from hsap.ir.slice import dense
 from hsap.planners import PLANNERS, options_of
@@ -32,7 +32,7 @@ def check(planner, document_lengths, names, shape, topology, mixed=False, **opti
     if mixed:  # one mask per document, in turn
         names = [[names[i % len(names)] for i in range(layout.num_documents)]]
     masks = tuple((mask, layers + 1) for layers, mask in enumerate(names))
-    problem = Problem(layout, HeadShape(*shape, 16), Topology.parse(topology), masks)
+    problem = Problem(layout, HeadShape(*shape, 16), Topology.parse(topology), masks, Cluster(ranks_per_node=3))
     plan = compile(problem, planner, **options)
     report = verify(plan)
     assert report.ok, str(report)
@@ -66,6 +66,7 @@ OPTIONS = [
     ("magi", {"chunks": 3, "stages": 4}),
     ("mesh", {"a": 1}),
     ("mesh", {"a": 4, "slack": 0.0}),
+    *((planner, {"relay": True}) for planner in ("allgather", "flashcp", "magi", "mesh")),
 ]
 
 
@@ -86,6 +87,7 @@ WRONG = [
     ("flashcp", {"slack": -0.1}, "slack"),
     ("magi", {"chunks": 0}, "chunks of a rank"),
     ("magi", {"stages": 1.5}, "stages"),
+    ("magi", {"relay": "yes"}, "relay"),
     ("mesh", {"a": 3}, "doesn't divide the 8 ranks of a column; give one of 1, 2, 4, 8"),
     ("mesh", {"a": 0}, "a, the query chunks"),
     ("mesh", {"slack": "much"}, "slack"),

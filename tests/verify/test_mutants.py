@@ -10,25 +10,39 @@ from mutants import NAMES, corrupt, drop_one, mutate
 from oracle import failure
 
 from hsap.api import compile
+from hsap.compiler.pipeline import build
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
-from hsap.ir.problem import Problem, Topology
+from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import Op
 from hsap.planners import PLANNERS
 from hsap.verify import verify
+from tests.strategies import scattered
 
 TOPOLOGIES = {"4x1": (7, 2, 11), "2x2": (9, 1, 4), "3x2": (5, 8), "1x3": (6, 5)}
-HEADS = {"4x1": HeadShape(2, 1, 1, "fp64"), "2x2": HeadShape(4, 2, 1, "fp64"), "3x2": HeadShape(3, 1, 1, "fp64"),
+HEADS = {"4x1": HeadShape(2, 2, 1, "fp64"), "2x2": HeadShape(4, 2, 1, "fp64"), "3x2": HeadShape(3, 1, 1, "fp64"),
          "1x3": HeadShape(9, 3, 1, "fp64")}  # fmt: skip
 
 
+def problem(topology: str) -> Problem:
+    """Small, of two sequences, over several nodes."""
+    lengths = TOPOLOGIES[topology]
+    masks = [(Mask(), 1), (Mask("window", (4,)), 1)] if topology == "2x2" else [(Mask(), 1)]
+    layout = Layout.from_lengths(lengths, (len(lengths) - 1, 1))
+    return Problem(layout, HEADS[topology], Topology.parse(topology), masks, Cluster(ranks_per_node=2))
+
+
 def plans():
-    """Valid plans that all mutants are made from: every planner on several topologies."""
-    for planner, (topology, lengths) in itertools.product(PLANNERS, TOPOLOGIES.items()):
-        masks = [(Mask(), 1), (Mask("window", (4,)), 1)] if topology == "2x2" else [(Mask(), 1)]
-        problem = Problem(Layout.from_lengths(lengths), HEADS[topology], Topology.parse(topology), masks)
-        yield compile(problem, planner)
+    """Valid plans that all mutants are made from: every planner on two topologies in turn, and two made by chance.
+
+    Planners follow one another, so that few mutants already come from all of them.
+    """
+    for turn in range(2):
+        for place, planner in enumerate(PLANNERS):
+            yield compile(problem([*TOPOLOGIES][(place + 2 * turn) % len(TOPOLOGIES)]), planner)
+        how = {"relay": True, "detours": True} if turn else {"num_groups": 1, "relay": True, "topology": Topology(2, 2)}
+        yield build(problem("4x1"), scattered(problem("4x1"), **how), "scattered", {})
 
 
 def judge(bases: list, kind: str, wanted: int) -> dict[str, int]:

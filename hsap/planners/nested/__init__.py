@@ -11,8 +11,8 @@ Ours; the flagship. What it rests on:
 Steps: `peel` makes first placements, `search` improves the best of them, `repair` brings areas and tokens under their
 caps exactly, `strategy` turns pieces into shards and blocks. Cost: a few thousand proposals a level, some 10 ms.
 Options: area_slack, token_slack: excess of the busiest rank over the mean that is allowed. Where a single row or token
-is more than that, it can't hold. effort: proposals of the search, in hundreds; 10 is quick, 1000 is thorough. It is
-seeded, and never looks at the clock.
+is more than that, it can't hold. effort: proposals of the search, in hundreds: 10 is quick, 500 is thorough (a few
+percent less between nodes). It is seeded, and never looks at the clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
 from hsap.ir.schedule import Strategy
-from hsap.planners.nested.cost import Documents
+from hsap.planners.nested.cost import BYTES, Documents
+from hsap.planners.nested.documents import documents_of, exact_areas
 from hsap.planners.nested.levels import (
     Table,
     inside,
@@ -33,17 +34,27 @@ from hsap.planners.nested.levels import (
     tabulate,
     whole_documents,
 )
-from hsap.planners.nested.search import solve
+from hsap.planners.nested.search import repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
 
 NODE_SLACK = 0.8
 """Share of the slack that nodes may use; the rest is for their ranks."""
 CARE = 0.0005
-"""What caps are lowered by, so that rounding rows doesn't exceed them."""
-PEAK = 4.0
+"""What ranks' caps on area are lowered by, so that rounding rows doesn't exceed them."""
+PEAK, NODE_PEAK = 8.0, 0.0
+"""Weight of what the busiest rank, or node, receives beside what all receive together."""
+NODE_STARTS, RANK_STARTS = 80, 12
+"""First placements that are made, the best ones to be improved."""
+HEAT = ((0.0015, 0.0001), (0.004, 0.0003))
+"""First and last heat of the search among nodes and among ranks, in units (`Rules.unit`)."""
+RANK_SHARE = 5
+"""Among a node's ranks the search makes this many times fewer proposals than among the nodes."""
+NUM_RETRIES = 2
+"""How often the node of the busiest rank is searched again."""
+MOST_REPAIRS = 5
 
 
-def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05, effort: int = 100) -> Strategy:
+def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05, effort: int = 50) -> Strategy:
     """Plan documents nested in nodes and ranks, balanced in area and in tokens."""
     slack = [
         number("planner nested: area_slack, as 0.05 for 5 % over the mean,", area_slack, zero=True),
@@ -62,15 +73,6 @@ def head_groups(problem: Problem) -> int:
     return next(g for g in (8, 4, 2, 1) if share.kv_count % g == 0)
 
 
-def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
-    """Describe documents by falling area, with the first token of each."""
-    length = np.array(problem.layout.lengths, np.int64)
-    order = np.argsort(-length, kind="stable")
-    starts = problem.layout.cu_seqlens[:-1][order]
-    length = length[order]
-    return Documents(length, np.ones(len(length)), np.full(len(length), -1), np.zeros((0, 2))), starts
-
-
 def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
     """Bytes of one head group's row of kv, q and o on the network."""
     share = problem.heads.shares(problem.topology.intra_sp)[0]
@@ -84,55 +86,95 @@ def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
 
 def place(problem: Problem, documents: Documents, starts, groups: int, slack: np.ndarray, proposals: int) -> Table:
     """Deal documents to nodes and what each gets to its ranks."""
+    if not len(documents.length):
+        return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
     costs = row_costs(problem, groups)
     num_ranks = problem.topology.inter_sp
     nodes = problem.node_of[:: problem.topology.intra_sp]
     first_rank = np.flatnonzero(np.diff(nodes, prepend=-1))
     size = np.diff(first_rank, append=num_ranks)
     mean = totals(documents) / num_ranks
-    caps = np.maximum(mean * (1 + slack - CARE), np.ceil(mean * [0, 1]))
+    intra = problem.topology.intra_sp
+    tokens = intra * np.floor(mean[1] / intra * (1 + slack[1]))
+    caps = np.array([mean[0] * (1 + slack[0] - CARE), max(tokens, np.ceil(mean[1]))])
     pieces, counts = whole_documents(documents.length, groups)
     if len(size) > 1:
         loose = np.maximum(mean * (1 + slack * NODE_SLACK), np.ceil(mean * [0, 1]))
-        rules = rules_of(costs, groups, loose[:, None] * size, 0.0)
-        pieces, counts = search_level(pieces, counts, documents, rules, proposals, 100, 8, (4.0, 64.0), min(2, groups), 1)
-    tables = []
-    for x in range(len(size)):
-        template, sizes, which = inside(pieces, counts, x, groups) if len(size) > 1 else (pieces, counts, np.arange(len(counts)))
-        if not len(which):
-            continue
-        own = part_of_documents(documents, which)
-        rules = rules_of(costs, groups, np.repeat(caps[:, None], size[x], axis=1), PEAK)
-        placed, sizes = search_level(template, sizes, own, rules, proposals // 3, 24, 2, (8.0, 200.0), 8, 2 + x)
-        tables.append(tabulate(placed, sizes, starts[which], own.length, groups, first_rank[x]))
-    if not tables:
-        return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
+        rules = rules_of(costs, groups, loose[:, None] * size, NODE_PEAK)
+        pieces, counts, _, _ = search_level(
+            pieces, counts, documents, rules, proposals, NODE_STARTS, (4.0, 64.0), min(2, groups), 1
+        )
+    ranks = [_Ranks(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))]
+    ranks = [part for part in ranks if len(part.which)]
+    for part in ranks:
+        part.solve(costs, caps, proposals // RANK_SHARE, 0)
+    # The rank that receives most sets the pace: its node gets more tries.
+    for attempt in range(1, NUM_RETRIES + 1 if len(ranks) > 1 else 1):
+        max(ranks, key=lambda part: part.most).solve(costs, caps, proposals // RANK_SHARE, attempt)
+    tables = [_exactly(problem, part) for part in ranks]
     return Table(*(np.concatenate(parts) for parts in zip(*tables)))
+
+
+class _Ranks:
+    """What one node has to deal to its ranks, and the best placement found yet."""
+
+    def __init__(self, pieces, counts, documents: Documents, starts, x: int, first_rank: int, size: int, groups: int):
+        self.template, self.sizes, self.which = inside(pieces, counts, x, groups)
+        self.documents = part_of_documents(documents, self.which)
+        self.starts = starts[self.which]
+        self.first_rank, self.size, self.groups, self.node = first_rank, size, groups, x
+        self.energy, self.most = np.inf, 0.0
+
+    def solve(self, costs, caps: np.ndarray, proposals: int, attempt: int) -> None:
+        """Search; keep what is found if it is better than what there is."""
+        self.rules = rules_of(costs, self.groups, np.repeat(caps[:, None], self.size, axis=1), PEAK)
+        seed = 2 + self.node + 1000 * attempt
+        pieces, counts, load, found = search_level(
+            self.template, self.sizes, self.documents, self.rules, proposals, RANK_STARTS, (8.0, 200.0), 8, seed
+        )
+        if found < self.energy:
+            self.pieces, self.counts, self.energy, self.most = pieces, counts, found, load[BYTES].max()
+
+
+def _exactly(problem: Problem, part: _Ranks) -> Table:
+    """Tabulate a node's ranks; repair first what areas that were interpolated hid."""
+    caps = part.rules.caps[0]
+    for _ in range(MOST_REPAIRS):
+        table = Table(
+            *tabulate(part.pieces, part.counts, part.starts, part.documents.length, part.groups, part.first_rank)
+        )
+        if (part.documents.table < 0).all():
+            break
+        exact = exact_areas(problem, table.cells, part.groups)[part.first_rank : part.first_rank + part.size]
+        if (exact <= caps).all():
+            break
+        repair_from(part.pieces, part.counts, part.documents, part.rules, exact)
+    return table
 
 
 def totals(documents: Documents) -> np.ndarray:
     """Pairs and tokens of all documents: float64 [2]."""
-    return np.array([(documents.weight * documents.length * (documents.length + 1) / 2).sum(), documents.length.sum()], float)
+    causal = documents.length * (documents.length + 1) / 2
+    pairs = np.where(documents.table < 0, causal, documents.area[documents.table, -1] if len(documents.area) else 0)
+    return np.array([pairs.sum(), documents.length.sum()], np.float64)
 
 
-def search_level(template, counts, documents, rules, proposals, starts, keep, price, max_order, seed):
-    """Solve one level: (pieces, counts)."""
+def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):
+    """Solve one level: (pieces, counts, load, energy)."""
     num_bins = rules.caps.shape[1]
-    places = 2 * template.shape[1] + 3 * num_bins + 8
-    unit = 1024.0
-    heat = (40 * unit, 3 * unit)
-    pieces, sizes, _, _ = solve(
-        template, counts, documents, rules, wishes(starts, max_order, seed), keep, proposals, heat, price, max_order, places, seed
-    )
-    return pieces, sizes
+    places = 2 * template.shape[1] + 6 * num_bins + 16
+    heat = HEAT[max_order > 2]
+    drawn = wishes(starts, max_order, seed)
+    return solve(template, counts, documents, rules, drawn, proposals, heat, price, max_order, places, seed)
 
 
 def wishes(starts: int, max_order: int, seed: int) -> np.ndarray:
-    """Draw the parameters of first placements, see `peel`: float64 [starts, 5]."""
+    """Draw the parameters of first placements, see `peel`: float64 [starts, 6]."""
     r = np.random.default_rng(seed)
     out = np.stack([
         r.uniform(-0.5, 1, starts), r.uniform(-0.5, 1, starts), r.choice([0, 0.3, 0.6, 1], starts),
         r.choice([0, 0, 0.25, 0.5, 1], starts), r.choice([o for o in (1, 2, 4, 8) if o <= max_order], starts),
+        r.uniform(0.55, 1.0, starts),
     ], axis=1)  # fmt: skip
     out[:2, :4] = (0.5, 0.5, 0, 0), (0.9, 0.9, 0, 0)
     return out[:starts]

@@ -20,21 +20,32 @@ these bins; order; home bin and compute bins (up to `MAX_ORDER` columns from BIN
 MAX_ORDER = 8
 WIDTH = BIN + MAX_ORDER
 
-BYTES, AREA, TOKENS = range(3)
-"""Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds."""
+BYTES, AREA, TOKENS, PIECES = range(4)
+"""Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds, and in how many pieces."""
+NUM_LOADS = 4
+
+
+FIRST_LOW, FIRST_HIGH, LAST_LOW, LAST_HIGH = range(4)
+"""What a cell's first and last row see: lowest key, highest key + 1."""
 
 
 class Documents(NamedTuple):
-    """Documents as the compiled loops see them.
+    """Documents as the compiled loops see them, see `hsap.planners.nested.documents`.
 
-    weight: float64 [n], factor of the area. table: int64 [n], which row of area, or -1 for a causal document (closed
-    forms). length: int64 [n].
+    length: int64 [n]. table: int64 [n], which table describes a document, or -1 for a causal one (closed forms).
+    position, area: [tables, cells + 1], rows and pairs before each cell border. slope: float64 [tables, cells], pairs
+    of a cell's first row. keys: int64 [tables, masks, 4, cells]. sink: int64 [tables, masks], keys from the first on
+    that rows see apart from the others. share: float64 [masks], of the layers.
     """
 
     length: np.ndarray
-    weight: np.ndarray
     table: np.ndarray
+    position: np.ndarray
     area: np.ndarray
+    slope: np.ndarray
+    keys: np.ndarray
+    sink: np.ndarray
+    share: np.ndarray
 
 
 class Rules(NamedTuple):
@@ -42,6 +53,7 @@ class Rules(NamedTuple):
 
     kv, q, o: bytes of one head group's row. groups: number of head groups. caps: float64 [2, bins], most area and most
     tokens of each bin. unit: bytes that an excess of one whole cap is worth. peak: weight of the busiest bin's bytes.
+    piece: bytes that a piece more is worth.
     """
 
     kv: float
@@ -51,18 +63,22 @@ class Rules(NamedTuple):
     caps: np.ndarray
     unit: float
     peak: float
+    piece: float
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def area_before(documents, d, row):
     """Pairs of the rows [0, row) of document d: closed form, or interpolated in its table."""
     table = documents.table[d]
     if table < 0:
-        return documents.weight[d] * 0.5 * row * (row + 1.0)
-    area = documents.area[table]
-    at = row * (len(area) - 1) / documents.length[d]
-    low = min(int(at), len(area) - 2)
-    return documents.weight[d] * (area[low] + (at - low) * (area[low + 1] - area[low]))
+        return 0.5 * row * (row + 1.0)
+    position, area = documents.position[table], documents.area[table]
+    at = min(max(np.searchsorted(position, row, side="right") - 1, 0), len(position) - 2)
+    width = position[at + 1] - position[at]
+    if width == 0:
+        return area[at]
+    part, pairs, even = (row - position[at]) / width, area[at + 1] - area[at], documents.slope[table, at] * width
+    return area[at] + part * (even + part * (pairs - even))
 
 
 @njit(cache=True)
@@ -71,22 +87,18 @@ def row_of_area(documents, d, goal):
     goal = max(goal, 0.0)
     table = documents.table[d]
     if table < 0:
-        return math.sqrt(2.0 * goal / documents.weight[d] + 0.25) - 0.5
-    area = documents.area[table]
-    goal = goal / documents.weight[d]
+        return math.sqrt(2.0 * goal + 0.25) - 0.5
+    position, area = documents.position[table], documents.area[table]
     at = min(max(np.searchsorted(area, goal), 1), len(area) - 1)
-    step = area[at] - area[at - 1]
-    part = (goal - area[at - 1]) / step if step > 0 else 0.0
-    return (at - 1 + min(part, 1.0)) * documents.length[d] / (len(area) - 1)
+    width = position[at] - position[at - 1]
+    pairs, even, wanted = area[at] - area[at - 1], documents.slope[table, at - 1] * width, goal - area[at - 1]
+    root = math.sqrt(max(even * even + 4.0 * (pairs - even) * wanted, 0.0)) + even
+    return position[at - 1] + width * (min(2.0 * wanted / root, 1.0) if root > 0 else 1.0)
 
 
 @njit(cache=True)
 def add_document(load, pieces, count, sign, d, documents, rules, reach):
-    """Add (sign 1) or take away (sign -1) what a document brings the bins.
-
-    reach: int64 [3, bins, groups], scratch: keys [0, reach[0]) and those of the column range [reach[1], reach[2]) are
-    needed.
-    """
+    """Add (sign 1) or take away (sign -1) what a document brings the bins. reach: int64 [3, bins, groups], scratch."""
     reach[:] = 0
     groups = rules.groups
     begin = 0
@@ -108,6 +120,7 @@ def add_document(load, pieces, count, sign, d, documents, rules, reach):
                     here += 1
                     reach[0, x, g] = end
             load[AREA, x] += sign * pairs * here / groups
+            load[PIECES, x] += sign
             if own:
                 load[TOKENS, home] += sign * width
                 load[BYTES, home] += sign * width * rules.o * (groups - here if x == home else groups)
@@ -117,7 +130,11 @@ def add_document(load, pieces, count, sign, d, documents, rules, reach):
             _add_tile(load, piece, begin, sign, pairs, rules, reach)
         begin = end
         before = up_to
-    _add_keys(load, pieces, count, sign, rules.kv, groups, reach)
+    if documents.table[d] < 0:
+        _add_keys(load, pieces, count, sign, rules.kv, groups, reach)
+    else:
+        for mask in range(len(documents.share)):
+            _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach)
 
 
 @njit(cache=True)
@@ -131,6 +148,7 @@ def _add_tile(load, piece, begin, sign, pairs, rules, reach):
         x = piece[BIN + j]
         mine = width * (j + 1) // order - width * j // order
         load[AREA, x] += sign * pairs / order
+        load[PIECES, x] += sign
         load[TOKENS, x] += sign * mine
         load[BYTES, x] += sign * per_part * ((width - mine) * rules.q + mine * (order - 1) * rules.o)
         part, column = j % head_parts, j // head_parts
@@ -154,7 +172,10 @@ def column_range(begin, end, column, columns):
 
 @njit(cache=True)
 def _add_keys(load, pieces, count, sign, kv, groups, reach):
-    """Add the keys that bins need and don't own."""
+    """Add the keys that bins need and don't own in a causal document.
+
+    reach: keys [0, reach[0]) and those of the column range [reach[1], reach[2]) are needed.
+    """
     for x in range(reach.shape[1]):
         for g in range(groups):
             if reach[0, x, g] or reach[2, x, g]:
@@ -179,13 +200,69 @@ def _add_keys(load, pieces, count, sign, kv, groups, reach):
 
 
 @njit(cache=True)
+def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach):
+    """Add the keys that bins need and don't own in a document that isn't causal.
+
+    From the last piece to the first; reach[0]: the keys from here on are counted already (0: none yet, else + 1).
+    """
+    reach[:] = 0
+    table = documents.table[d]
+    sink, kv = documents.sink[table, mask], rules.kv * documents.share[mask] * sign
+    for i in range(count - 1, -1, -1):
+        piece = pieces[i]
+        begin, end = pieces[i - 1, END] if i else 0, piece[END]
+        order = piece[ORDER]
+        low, high = _span(documents, table, mask, begin, end) if order else (0, 0)
+        parts = min(max(order, 1), rules.groups)
+        per_part = rules.groups // parts
+        for j in range(order):
+            x = piece[BIN + j]
+            for g in range(rules.groups):
+                if not (piece[HEADS] >> g & 1) or (order > 1 and g // per_part != j % parts):
+                    continue
+                known = reach[0, x, g] - 1
+                if known < 0:
+                    load[BYTES, x] += kv * sink
+                    known = high
+                load[BYTES, x] += kv * max(min(high, known) - max(low, sink), 0)
+                reach[0, x, g] = min(known, low) + 1
+                reach[1, x, g] = i + 1
+        for j in range(order if piece[OWN] else 0):
+            x = piece[HOME] if order == 1 else piece[BIN + j]
+            first, stop = begin + (end - begin) * j // order, begin + (end - begin) * (j + 1) // order
+            for g in range(rules.groups):
+                if reach[1, x, g] == i + 1 or (reach[0, x, g] and reach[0, x, g] - 1 <= first):
+                    load[BYTES, x] -= kv * (stop - first)
+                elif reach[0, x, g] and first < sink:
+                    load[BYTES, x] -= kv * (min(stop, sink) - first)
+
+
+@njit(cache=True)
+def _span(documents, table, mask, begin, end):
+    """Lowest key and highest + 1 that the rows [begin, end) see beside the sink."""
+    position, keys = documents.position[table], documents.keys[table, mask]
+    at = min(max(np.searchsorted(position, begin, side="right") - 1, 0), len(position) - 2)
+    low, high = 1 << 60, 0
+    while at < len(position) - 1 and position[at] < end:
+        width = position[at + 1] - position[at]
+        if width > 0:
+            steps = max(width - 1, 1)
+            for row in (max(begin, position[at]), min(end, position[at + 1]) - 1):
+                part = (row - position[at]) / steps
+                low = min(low, int(keys[FIRST_LOW, at] + part * (keys[LAST_LOW, at] - keys[FIRST_LOW, at])))
+                high = max(high, math.ceil(keys[FIRST_HIGH, at] + part * (keys[LAST_HIGH, at] - keys[FIRST_HIGH, at])))
+        at += 1
+    return min(low, high), high
+
+
+@njit(cache=True)
 def energy(load, rules, price):
     """Bytes received, plus the priced excess over the caps (a linear and a square-root term: either alone stalls)."""
     total = 0.0
     most = 0.0
     excess = 0.0
     for x in range(load.shape[1]):
-        total += load[BYTES, x]
+        total += load[BYTES, x] + rules.piece * load[PIECES, x]
         most = max(most, load[BYTES, x])
         for k in range(2):
             over = load[AREA + k, x] / rules.caps[k, x] - 1.0

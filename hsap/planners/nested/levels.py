@@ -1,4 +1,4 @@
-"""Levels: documents to nodes, then what each node got to its ranks; at last one table of who computes and holds what."""
+"""Levels: documents to nodes, then what each node got to its ranks; at last who computes and holds what, as a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 from numba import njit
 
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, ORDER, OWN, WIDTH, Documents, Rules, column_range, tidy
+
+PIECE_ROWS = 32
+"""Rows of KV that a piece more is worth: a cut makes shards, transfers and kernel calls."""
 
 
 class Table(NamedTuple):
@@ -36,47 +39,63 @@ def inside(pieces, counts, x, groups):
 
     Rows of other bins stay in the lists as order 0, so that keys are counted rightly.
     """
-    n, places = len(counts), pieces.shape[1]
-    out = np.zeros((n, 8 * places, pieces.shape[2]), np.int64)
+    n, num_parts, places = 0, 0, 1
+    for d in range(len(counts)):
+        num_parts, mine = 0, False
+        for i in range(counts[d]):
+            num_parts += max(pieces[d, i, ORDER], 1)
+            mine = mine or _has(pieces[d, i], x)
+        if mine:
+            n, places = n + 1, max(places, num_parts)
+    out = np.zeros((n, places, pieces.shape[2]), np.int64)
     sizes, which = np.zeros(n, np.int64), np.zeros(n, np.int64)
     num = 0
-    for d in range(n):
-        begin, touched, at = 0, False, 0
+    for d in range(len(counts)):
+        mine = False
         for i in range(counts[d]):
-            piece = pieces[d, i]
-            parts = max(piece[ORDER], 1)
-            for j in range(parts):
-                part = out[num, at]
-                part[:] = 0
-                part[END] = begin + (piece[END] - begin) * (j + 1) // parts
-                if piece[ORDER] == 1:
-                    part[OWN] = piece[OWN] and piece[HOME] == x
-                    part[HEADS] = piece[HEADS] if piece[BIN] == x else 0
-                elif piece[ORDER] > 1:
-                    part[OWN] = piece[BIN + j] == x
-                    per = groups // piece[ORDER]
-                    for k in range(piece[ORDER]):
-                        if piece[BIN + k] == x:
-                            part[HEADS] = ((1 << per) - 1) << (k * per)
-                if part[OWN] or part[HEADS]:
-                    part[ORDER] = 1
-                    touched = True
-                at += 1
-            begin = piece[END]
-        if touched:
-            sizes[num], which[num] = tidy(out[num], at), d
+            mine = mine or _has(pieces[d, i], x)
+        if mine:
+            sizes[num], which[num] = _inside(pieces[d], counts[d], x, groups, out[num]), d
             num += 1
-    most = 1
-    for d in range(num):
-        most = max(most, sizes[d])
-    return out[:num, :most].copy(), sizes[:num].copy(), which[:num].copy()
+    return out, sizes, which
+
+
+@njit(cache=True)
+def _has(piece, x):
+    """Whether bin x owns or computes rows of a piece."""
+    if piece[ORDER] == 1:
+        return piece[BIN] == x or piece[HOME] == x
+    return (piece[BIN : BIN + piece[ORDER]] == x).any()
+
+
+@njit(cache=True)
+def _inside(pieces, count, x, groups, out):
+    """Write the template of bin x for one document: the number of its pieces."""
+    begin, at = 0, 0
+    for i in range(count):
+        piece = pieces[i]
+        parts = max(piece[ORDER], 1)
+        for j in range(parts):
+            part = out[at]
+            part[END] = begin + (piece[END] - begin) * (j + 1) // parts
+            if piece[ORDER] == 1:
+                part[OWN] = piece[OWN] and piece[HOME] == x
+                part[HEADS] = piece[HEADS] if piece[BIN] == x else 0
+            elif piece[ORDER] > 1:
+                part[OWN] = piece[BIN + j] == x
+                per = groups // piece[ORDER]
+                for k in range(piece[ORDER]):
+                    if piece[BIN + k] == x:
+                        part[HEADS] = ((1 << per) - 1) << (k * per)
+            part[ORDER] = 1 if part[OWN] or part[HEADS] else 0
+            at += 1
+        begin = piece[END]
+    return tidy(out, at)
 
 
 def part_of_documents(documents: Documents, which: np.ndarray) -> Documents:
     """Pick documents by index."""
-    return documents._replace(
-        length=documents.length[which], weight=documents.weight[which], table=documents.table[which]
-    )
+    return documents._replace(length=documents.length[which], table=documents.table[which])
 
 
 @njit(cache=True)
@@ -119,4 +138,13 @@ def tabulate(pieces, counts, starts, lengths, groups, first_rank):
 def rules_of(costs, groups: int, caps: np.ndarray, peak: float) -> Rules:
     """Judge by bytes. caps: [2, bins]. A bin's tokens as KV are the unit that excess is priced in."""
     kv, q, o = (float(c) for c in costs)
-    return Rules(kv, q, o, groups, np.asarray(caps, np.float64), max(float(caps[1].mean()) * kv * groups, 1.0), peak)
+    return Rules(
+        kv,
+        q,
+        o,
+        groups,
+        np.asarray(caps, np.float64),
+        max(float(caps[1].mean()) * kv * groups, 1.0),
+        peak,
+        PIECE_ROWS * kv * groups,
+    )

@@ -43,13 +43,17 @@ def propose(pieces, counts, documents, load, rules, max_order, state, edit, size
         if not _shift(edit[0], count, i, d, documents, load, rules.caps, state):
             return 0
     elif kind < 0.85 or max_order == 1:
-        if piece[ORDER] != 1 or count == edit.shape[1] or not _split(edit[0], count, i, d, documents, load, rules.caps, state):
+        if (
+            piece[ORDER] != 1
+            or count == edit.shape[1]
+            or not _split(edit[0], count, i, d, documents, load, rules.caps, state)
+        ):
             return 0
         sizes[0] = count + 1
     elif not _reorder(edit[0], sizes, i, d, documents, rules.groups, max_order, num_bins, state):
         return 0
     sizes[0] = tidy(edit[0], sizes[0])
-    return 1 if _valid(edit[0], sizes[0]) else 0
+    return 1 if valid(edit[0], sizes[0]) else 0
 
 
 @njit(cache=True)
@@ -95,7 +99,7 @@ def _amount(pairs, rows, x, y, load, caps, state):
 def cut_row(documents, d, begin, end, pairs, rows, at_end):
     """Row that cuts so many pairs (or rows) off the end or the beginning of [begin, end), rather less than more."""
     if pairs > 0 and at_end:
-        return int(math.ceil(row_of_area(documents, d, area_before(documents, d, end) - pairs)))
+        return math.ceil(row_of_area(documents, d, area_before(documents, d, end) - pairs))
     if pairs > 0:
         return int(row_of_area(documents, d, area_before(documents, d, begin) + pairs))
     return end - int(rows) if at_end else begin + int(rows)
@@ -113,17 +117,24 @@ def part_of(piece, groups):
 @njit(cache=True)
 def alike(a, b):
     """Whether two pieces of order 1 differ in nothing but their rows and bins."""
-    return a[ORDER] == 1 and b[ORDER] == 1 and a[OWN] == b[OWN] and a[HEADS] == b[HEADS]
+    return a[ORDER] == 1 and b[ORDER] == 1 and joins(a, b)
+
+
+@njit(cache=True)
+def joins(a, b):
+    """Whether rows can go from one piece to the other."""
+    return a[ORDER] > 0 and b[ORDER] > 0 and a[OWN] == b[OWN] and a[HEADS] == b[HEADS]
 
 
 @njit(cache=True)
 def _shift(edit, count, i, d, documents, load, caps, state):
     """Move the border between piece i and the next."""
-    if i + 1 >= count or not alike(edit[i], edit[i + 1]):
+    if i + 1 >= count or not joins(edit[i], edit[i + 1]):
         return False
     begin = edit[i - 1, END] if i else 0
     middle, end = edit[i, END], edit[i + 1, END]
-    x, y = edit[i, BIN], edit[i + 1, BIN]
+    x = edit[i, BIN + int(edit[i, ORDER] * draw(state))]
+    y = edit[i + 1, BIN + int(edit[i + 1, ORDER] * draw(state))]
     down = draw(state) < 0.5
     if not down:
         begin, end, x, y = middle, end, y, x
@@ -204,7 +215,7 @@ def _reorder(edit, sizes, i, d, documents, groups, max_order, num_bins, state):
 
 
 @njit(cache=True)
-def _valid(edit, count):
+def valid(edit, count):
     """Whether bins of a tile differ and its columns end before its own rows."""
     begin = 0
     for i in range(count):

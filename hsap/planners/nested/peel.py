@@ -19,7 +19,7 @@ from numba import njit
 
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, MAX_ORDER, ORDER, OWN, area_before, row_of_area
 
-MAX_TILES = 4
+MAX_TILES = 8
 
 
 class Items(NamedTuple):
@@ -62,15 +62,18 @@ def items_of(pieces, counts, documents, groups):
                 at += 1
             begin = piece[END]
     order = np.argsort(-pairs, kind="mergesort")
-    return Items(columns[0][order], columns[1][order], columns[2][order], columns[3][order], part[order], columns[4][order])
+    return Items(
+        columns[0][order], columns[1][order], columns[2][order], columns[3][order], part[order], columns[4][order]
+    )
 
 
 @njit(cache=True)
 def peel(template, counts, documents, rules, wish, pieces, sizes):
     """Place a template's items and write the documents that come of it to pieces and sizes.
 
-    wish: float64 [5]: how far to go between the mean and the cap in area and in tokens, noise of choices, share of the
-    missing tokens that comes from the cut item's own prefix, largest order of the tiles that large items start as.
+    wish: float64 [6]: how far to go between the mean and the cap in area and in tokens, noise of choices, share of the
+    missing tokens that comes from the cut item's own prefix, largest order of the tiles that large items start as, and
+    how full a tile has to make its bins.
     """
     items = items_of(template, counts, documents, rules.groups)
     caps = rules.caps
@@ -79,7 +82,7 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
     ends = np.zeros((2, n), np.int64)
     left, room = np.zeros(2), np.zeros(2)
     loads = np.zeros((2, num_bins))
-    tiles = _tiles(items, documents, rules, loads, tails, ends, min(int(wish[4]), num_bins))
+    tiles = _tiles(items, documents, rules, loads, tails, ends, wish)
     for t in range(n):
         left[0] += _pairs(items, documents, t, items.low[t], items.high[t])
         left[1] += _tokens(items, t)
@@ -119,32 +122,31 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
 
 
 @njit(cache=True)
-def _tiles(items, documents, rules, loads, tails, ends, max_order):
-    """Place suffixes of the largest items as tiles, on the emptiest bins: int64 [MAX_TILES, 1 + MAX_ORDER] order, bins."""
+def _tiles(items, documents, rules, loads, tails, ends, wish):
+    """Place suffixes of large items as tiles, on the emptiest bins: int64 [MAX_TILES, 1 + MAX_ORDER] order, bins."""
     caps, num_bins = rules.caps, loads.shape[1]
     tiles = np.zeros((MAX_TILES, 1 + MAX_ORDER), np.int64)
-    num = 0
+    num, t = 0, 0
     mean = caps[0].sum() / num_bins
-    t = 0
-    while t < len(items.low) and num < MAX_TILES and max_order > 1:
-        low, high = items.low[t], items.high[t]
+    while t < len(items.low) and num < MAX_TILES:
+        d, low, high = items.document[t], items.low[t], items.high[t]
         pairs = _pairs(items, documents, t, low, high)
-        order = max_order
-        while order > 1 and pairs < 0.5 * order * mean:
+        order = _order(rules, documents, d, high, mean, min(int(wish[4]), num_bins))
+        while order > 1 and pairs < wish[5] * order * mean:
             order //= 2
         emptiest = np.argsort(loads[0] / caps[0], kind="mergesort")[:order]
         room = 1e300
         for x in emptiest:
-            room = min(room, 0.97 * caps[0, x] - loads[0, x])
+            room = min(room, 0.98 * caps[0, x] - loads[0, x])
         if order < 2 or not items.own[t] or items.part[t] < 1 or room < 0.3 * mean:
             t += 1
             continue
         row = low
         if pairs > order * room:
-            row = int(math.ceil(row_of_area(documents, items.document[t], area_before(documents, items.document[t], high) - order * room)))
+            row = math.ceil(row_of_area(documents, d, area_before(documents, d, high) - order * room))
         if order > rules.groups:
             row = max(row, (2 * high + 2) // 3)
-        if row >= high - order or (documents.table[items.document[t]] >= 0 and order > rules.groups):
+        if row >= high - order:
             t += 1
             continue
         tiles[num, 0] = order
@@ -157,6 +159,24 @@ def _tiles(items, documents, rules, loads, tails, ends, max_order):
         items.high[t] = row
         num += 1
     return tiles
+
+
+@njit(cache=True)
+def _order(rules, documents, d, high, pairs, most):
+    """Order of a tile below row `high` that costs a bin least when it computes so many pairs there."""
+    rows = high - row_of_area(documents, d, area_before(documents, d, high) - pairs)
+    best, least = 1, rules.kv * rules.groups * high
+    order = 2
+    while order <= most:
+        parts = min(order, rules.groups)
+        if order > parts and documents.table[d] >= 0:
+            break
+        cost = rows * (order - 1) * (rules.q + rules.o) + rules.kv * high * parts / order
+        cost *= rules.groups / parts
+        if cost < least:
+            best, least = order, cost
+        order *= 2
+    return best
 
 
 @njit(cache=True)
@@ -187,7 +207,11 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
     if largest < 0:
         return -1
     room = goal[1] - load[1] - _tokens(items, largest)
-    if room < 0 or load[0] + _pairs(items, documents, largest, items.low[largest], items.high[largest]) + _filler(light, room) > goal[0]:
+    if (
+        room < 0
+        or load[0] + _pairs(items, documents, largest, items.low[largest], items.high[largest]) + _filler(light, room)
+        > goal[0]
+    ):
         row = _start(items, documents, goal, load, light, largest, share)
         if items.low[largest] < row < items.high[largest]:
             _take_suffix(items, documents, load, tails, ends, largest, row, x)
@@ -197,14 +221,19 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
             continue
         room = goal[1] - load[1] - _tokens(items, t)
         pairs = _pairs(items, documents, t, items.low[t], items.high[t])
-        if room >= 0 and load[0] + pairs + _filler(light, room) <= goal[0]:
-            if t == largest or noise == 0 or (t * 7919 + x * 104729) % 97 / 97.0 >= noise * 0.3:
-                _take_suffix(items, documents, load, tails, ends, t, items.low[t], x)
+        skipped = t != largest and (t * 7919 + x * 104729) % 97 / 97.0 < noise * 0.3
+        if not skipped and room >= 0 and load[0] + pairs + _filler(light, room) <= goal[0]:
+            _take_suffix(items, documents, load, tails, ends, t, items.low[t], x)
     if goal[0] - load[0] - _filler(light, goal[1] - load[1]) < 0.01 * goal[0]:
         return -1
     best, cost, row = -1, 1e18, 0
     for t in range(n):
-        if items.high[t] - items.low[t] < 2:
+        d, high = items.document[t], items.high[t]
+        if high - items.low[t] < 2 or items.part[t] == 0:
+            continue
+        # Where the suffix would begin if nothing else came with it.
+        least = row_of_area(documents, d, area_before(documents, d, high) - (goal[0] - load[0]) / items.part[t])
+        if least >= cost:
             continue
         start = _start(items, documents, goal, load, light, t, share)
         if items.low[t] < start < items.high[t]:
@@ -251,12 +280,14 @@ def _start(items, documents, goal, load, light, t, share):
         tokens = max(goal[1] - load[1] - width, 0.0)
         prefix = max(share * tokens, tokens - light[-1, 1]) * own
         wanted = goal[0] - load[0] - _filler(light, tokens - prefix)
-        wanted = wanted / items.part[t] - area_before(documents, d, min(low + prefix, high)) + area_before(documents, d, low)
+        wanted = (
+            wanted / items.part[t] - area_before(documents, d, min(low + prefix, high)) + area_before(documents, d, low)
+        )
         start = min(row_of_area(documents, d, area_before(documents, d, high) - wanted), float(high))
         width = own * (0.5 * (width + high - start) if width > 0 else high - start)
     if own * (high - start) > goal[1] - load[1]:
         start = high - (goal[1] - load[1])
-    return max(int(math.ceil(start)), low)
+    return max(math.ceil(start), low)
 
 
 @njit(cache=True)
@@ -325,4 +356,11 @@ def _fitting(items, documents, t, rows, pairs):
         return 0
     if _pairs(items, documents, t, low, low + rows) <= pairs:
         return rows
-    return int(row_of_area(documents, items.document[t], area_before(documents, items.document[t], low) + pairs / items.part[t])) - low
+    return (
+        int(
+            row_of_area(
+                documents, items.document[t], area_before(documents, items.document[t], low) + pairs / items.part[t]
+            )
+        )
+        - low
+    )

@@ -22,10 +22,10 @@ from hsap.planners.nested.cost import (
     energy,
     tidy,
 )
-from hsap.planners.nested.moves import cut_row, insert, part_of
+from hsap.planners.nested.moves import cut_row, insert, joins, part_of, valid
 
-MOST_RECEIVERS = 8
-WITH_ROWS, COMPUTE_ONLY, HOME_ONLY = range(3)
+MOST_RECEIVERS = 4
+WITH_ROWS, COMPUTE_ONLY, HOME_ONLY, TO_NEIGHBOUR = range(4)
 
 
 @njit(cache=True)
@@ -33,43 +33,53 @@ def repair(pieces, counts, documents, load, rules, price, most_steps):
     """Change pieces and counts in place until no bin exceeds a cap or no cut helps; load is kept right."""
     num_bins = load.shape[1]
     reach = np.zeros((3, num_bins, rules.groups), np.int64)
-    edit = np.zeros(pieces.shape[1:], np.int64)
-    best_edit = edit.copy()
-    trial = load.copy()
+    edit = np.zeros((2, *pieces.shape[1:]), np.int64)
     for _ in range(most_steps):
         k, x = fullest(load, rules.caps)
         if load[AREA + k, x] <= rules.caps[k, x]:
             return
-        now = energy(load, rules, price)
-        best, best_document, best_size = now - 1e-6 * max(now, 1.0), -1, 0
         receivers = np.argsort(load[AREA + k] - rules.caps[k], kind="mergesort")[:MOST_RECEIVERS]
-        for d in range(len(counts)):
-            count = counts[d]
-            if count + 2 > pieces.shape[1]:
-                continue
-            for i in range(count):
-                if not _uses(pieces[d, i], x, k):
-                    continue
-                for y in receivers:
-                    for way in range(6):
-                        edit[:count] = pieces[d, :count]
-                        size = _cut(edit, count, i, d, documents, load, rules, k, x, y, way % 2 == 1, way // 2)
-                        if size == 0:
-                            continue
-                        trial[:] = load
-                        add_document(trial, pieces[d], count, -1.0, d, documents, rules, reach)
-                        add_document(trial, edit, size, 1.0, d, documents, rules, reach)
-                        after = energy(trial, rules, price)
-                        if after < best:
-                            best, best_document, best_size = after, d, size
-                            best_edit[:size] = edit[:size]
-        if best_document < 0:
+        d, size = _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, WITH_ROWS, edit, reach)
+        if d < 0:
+            way = COMPUTE_ONLY if k == 0 else HOME_ONLY
+            d, size = _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach)
+        if d < 0:
             return
-        d = best_document
         add_document(load, pieces[d], counts[d], -1.0, d, documents, rules, reach)
-        pieces[d, :best_size] = best_edit[:best_size]
-        counts[d] = best_size
+        pieces[d, :size] = edit[1, :size]
+        counts[d] = size
         add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+
+
+@njit(cache=True)
+def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, reach):
+    """Write the document after the cut that leaves the least energy to edit[1]: (document, count), -1 if none helps."""
+    best, best_document, best_size = energy(load, rules, price) * (1 - 1e-9), -1, 0
+    without, trial = load.copy(), load.copy()
+    for d in range(len(counts)):
+        count = counts[d]
+        fresh = True
+        for i in range(count):
+            if count + 2 > pieces.shape[1] or not _uses(pieces[d, i], x, k):
+                continue
+            if fresh:
+                fresh = False
+                without[:] = load
+                add_document(without, pieces[d], count, -1.0, d, documents, rules, reach)
+            for y in receivers:
+                for end in range(4 if way == WITH_ROWS and y == receivers[0] else 2):
+                    edit[0, :count] = pieces[d, :count]
+                    what = way if end < 2 else TO_NEIGHBOUR
+                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, end % 2 == 1, what)
+                    if size == 0:
+                        continue
+                    trial[:] = without
+                    add_document(trial, edit[0], size, 1.0, d, documents, rules, reach)
+                    after = energy(trial, rules, price)
+                    if after < best:
+                        best, best_document, best_size = after, d, size
+                        edit[1, :size] = edit[0, :size]
+    return best_document, best_size
 
 
 @njit(cache=True)
@@ -89,10 +99,7 @@ def _uses(piece, x, k):
     """Whether a piece loads bin x with resource k."""
     if piece[ORDER] == 1:
         return piece[BIN] == x and piece[HEADS] != 0 if k == 0 else piece[HOME] == x and piece[OWN] != 0
-    for j in range(piece[ORDER]):
-        if piece[BIN + j] == x:
-            return True
-    return False
+    return (piece[BIN : BIN + piece[ORDER]] == x).any()
 
 
 @njit(cache=True)
@@ -102,19 +109,21 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
     order = piece[ORDER]
     begin = edit[i - 1, END] if i else 0
     end = piece[END]
-    size = min(load[AREA + k, x] - rules.caps[k, x], rules.caps[k, y] - load[AREA + k, y])
-    if x == y or size <= 0 or (way == COMPUTE_ONLY and (k == 1 or not piece[OWN])) or (way == HOME_ONLY and k == 0):
-        return 0
-    if order > 1 and (at_end or way != WITH_ROWS):
+    # What leaves a tile relieves each of its bins by a part only, but one bin gets all of it.
+    room = rules.caps[k, y] - load[AREA + k, y]
+    size = min((load[AREA + k, x] - rules.caps[k, x]) * order, room)
+    if way == TO_NEIGHBOUR:
+        return _shift(edit, count, i, d, documents, load[AREA + k, x] - rules.caps[k, x], rules, k, at_end)
+    if (x == y and order == 1) or size <= 0 or (way == COMPUTE_ONLY and not piece[OWN]) or (order > 1 and at_end):
         return 0
     whole = False
     if k == 0:
-        part = part_of(piece, rules.groups) / order
+        part = part_of(piece, rules.groups)
         pairs = size / part
         whole = pairs >= area_before(documents, d, end) - area_before(documents, d, begin)
         row = cut_row(documents, d, begin, end, pairs, 0.0, at_end)
     else:
-        rows = max(int(size * order), 1)
+        rows = max(int(size), 1)
         whole = rows >= end - begin
         row = end - rows if at_end else begin + rows
     if whole:
@@ -130,9 +139,31 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
         part_index, size_after = i + 1 if at_end else i, count + 1
     given = edit[part_index]
     if order > 1:
+        # What leaves a tile needs a home and a rank: the emptiest where they aren't y.
         given[ORDER] = 1
+        given[BIN] = np.argmin(load[AREA] / rules.caps[0])
+        given[HOME] = np.argmin(load[AREA + 1] / rules.caps[1])
     if way != HOME_ONLY:
         given[BIN] = y
     if way != COMPUTE_ONLY:
         given[HOME] = y
     return tidy(edit, size_after)
+
+
+@njit(cache=True)
+def _shift(edit, count, i, d, documents, size, rules, k, at_end):
+    """Move the border of piece i and a neighbour so that each bin of piece i has so much less: the new count, or 0."""
+    near = i + 1 if at_end else i - 1
+    if near < 0 or near >= count or not joins(edit[i], edit[near]):
+        return 0
+    begin, end = edit[i - 1, END] if i else 0, edit[i, END]
+    size = size * edit[i, ORDER]
+    if k == 0:
+        row = cut_row(documents, d, begin, end, size / part_of(edit[i], rules.groups), 0.0, at_end)
+        row += -1 if at_end else 1
+    else:
+        row = end - int(size) - 1 if at_end else begin + int(size) + 1
+    if row <= begin or row >= end:
+        return 0
+    edit[min(i, near), END] = row
+    return count if valid(edit, count) else 0

@@ -12,27 +12,35 @@ import math
 import numpy as np
 from numba import njit
 
-from hsap.planners.nested.cost import AREA, BIN, END, ORDER, OWN, Rules, add_document, energy, tidy
-from hsap.planners.nested.moves import alike, cut_row, draw, give, insert, part_of, propose
+from hsap.planners.nested.cost import AREA, BIN, BYTES, END, NUM_LOADS, ORDER, OWN, Rules, add_document, energy, tidy
+from hsap.planners.nested.moves import cut_row, draw, give, insert, joins, part_of, propose, valid
 from hsap.planners.nested.peel import peel
 from hsap.planners.nested.repair import repair
 
 REPAIR_PRICE = 2000.0
+NOT_FOUND = 1e300
+ORDERS = np.array([1.0, 2.0, 4.0, 8.0])
+KEPT = 1
+HOPEFUL = 1.3
+"""Starts whose energy is more than this many times the least one are not improved."""
+SPARE_PLACES = 2
+"""Pieces a bin, of those a document may have, that the search leaves to the repair."""
 
 
 @njit(cache=True)
-def solve(template, counts, documents, rules, wishes, keep, proposals, heat, price, max_order, places, seed):
+def solve(template, counts, documents, rules, wishes, proposals, heat, price, max_order, places, seed):
     """Place a template's items: (pieces, counts, load, energy) of the best placement found.
 
     template: int64 [documents, any, WIDTH] with counts [documents]: pieces of order 1 are to be placed. wishes:
-    float64 [starts, 4], see `peel`. keep: how many starts to improve, with `proposals` together. heat, price: (first,
-    last). places: pieces a document may have.
+    float64 [starts, 6], see `peel`. Of the starts with equal largest order the `KEPT` best are improved with half of
+    the proposals, the best of all with the other half. heat, price: (first, last). places: pieces a document may have.
     """
     n, num_bins = len(counts), rules.caps.shape[1]
+    keep = len(ORDERS) * KEPT
     pieces = np.zeros((keep + 1, n, places, template.shape[2]), np.int64)
     sizes = np.zeros((keep + 1, n), np.int64)
-    load = np.zeros((keep + 1, 3, num_bins))
-    found = np.full(keep, 1e300)
+    load = np.zeros((keep + 1, NUM_LOADS, num_bins))
+    found = np.full(keep, NOT_FOUND)
     reach = np.zeros((3, num_bins, rules.groups), np.int64)
     for t in range(len(wishes)):
         peel(template, counts, documents, rules, wishes[t], pieces[keep], sizes[keep])
@@ -40,26 +48,55 @@ def solve(template, counts, documents, rules, wishes, keep, proposals, heat, pri
         for d in range(n):
             sizes[keep, d] = tidy(pieces[keep, d], sizes[keep, d])
             add_document(load[keep], pieces[keep, d], sizes[keep, d], 1.0, d, documents, rules, reach)
-        value = energy(load[keep], rules, price[1])
-        worst = np.argmax(found)
+        value = energy(load[keep], rules, price[0])
+        first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
+        worst = first + np.argmax(found[first : first + KEPT])
         if value < found[worst] and not (found == value).any():
             found[worst] = value
             pieces[worst], sizes[worst], load[worst] = pieces[keep], sizes[keep], load[keep]
-    rules = priced(rules, max(rules.unit, load[np.argmin(found), 0].sum() / num_bins))
-    for k in range(min(keep, len(wishes))):
-        if found[k] < 1e300 and num_bins > 1:
-            share = proposals // keep
-            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], 3 * num_bins)
+    if rules.peak > 0:
+        rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
+    heat = (heat[0] * rules.unit, heat[1] * rules.unit)
+    if num_bins > 1:
+        found[found > HOPEFUL * max(found.min(), 0.0) + 1.0] = NOT_FOUND
+        share = proposals // (2 * (found < NOT_FOUND).sum())
+        for k in np.flatnonzero(found < NOT_FOUND):
+            repair(pieces[k], sizes[k], documents, load[k], rules, price[1], num_bins // 2)
             found[k] = anneal(pieces[k], sizes[k], documents, load[k], rules, share, heat, price, max_order, seed + k)
-    best = np.argmin(found)
-    repair(pieces[best], sizes[best], documents, load[best], rules, REPAIR_PRICE, 20 * num_bins)
-    return pieces[best], sizes[best], load[best], found[best]
+    b = np.argmin(found)
+    if num_bins > 1:
+        middle = (math.sqrt(heat[0] * heat[1]), heat[1])
+        anneal(
+            pieces[b],
+            sizes[b],
+            documents,
+            load[b],
+            rules,
+            proposals // 2,
+            middle,
+            (price[1], price[1]),
+            max_order,
+            seed,
+        )
+        repair(pieces[b], sizes[b], documents, load[b], rules, REPAIR_PRICE, 20 * num_bins)
+    return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
+
+
+@njit(cache=True)
+def repair_from(pieces, counts, documents, rules, exact):
+    """Repair in place where bins compute `exact` pairs, float64 [bins], rather than what documents' tables say."""
+    load = np.zeros((NUM_LOADS, rules.caps.shape[1]))
+    reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
+    for d in range(len(counts)):
+        add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+    load[AREA] = exact
+    repair(pieces, counts, documents, load, rules, REPAIR_PRICE, 20 * load.shape[1])
 
 
 @njit(cache=True)
 def priced(rules, unit):
     """The same rules with another unit."""
-    return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak)
+    return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak, rules.piece)
 
 
 @njit(cache=True)
@@ -67,9 +104,13 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
     """Change pieces and counts in place, keep load right, leave the best state met: its energy at the last price."""
     state = np.array([np.uint64(seed * 2654435761 + 88172645463325252)])
     reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
-    edit = np.zeros((3, pieces.shape[1], pieces.shape[2]), np.int64)
+    parts = np.zeros((len(counts), *load.shape))
+    for d in range(len(counts)):
+        add_document(parts[d], pieces[d], counts[d], 1.0, d, documents, rules, reach)
+    edit = np.zeros((3, pieces.shape[1] - SPARE_PLACES * load.shape[1], pieces.shape[2]), np.int64)
+    fresh = np.zeros((3, *load.shape))
     sizes, which = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    kept = load.copy()
+    trial = load.copy()
     best_pieces, best_counts, best_load = pieces.copy(), counts.copy(), load.copy()
     best = energy(load, rules, price[1])
     now, now_price, now_heat = 0.0, price[0], heat[0]
@@ -82,26 +123,26 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         changed = propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which)
         if changed == 0:
             continue
-        kept[:] = load
+        trial[:] = load
         for c in range(changed):
-            d = which[c]
-            add_document(load, pieces[d], counts[d], -1.0, d, documents, rules, reach)
-            add_document(load, edit[c], sizes[c], 1.0, d, documents, rules, reach)
+            _exchange(trial, fresh[c], parts[which[c]], edit[c], sizes[c], which[c], documents, rules, reach)
         if draw(state) < 0.7:
-            changed = _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, changed, reach)
-        after = energy(load, rules, now_price)
+            changed = _mend(
+                pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach
+            )
+        after = energy(trial, rules, now_price)
         if after > now and draw(state) >= math.exp((now - after) / now_heat):
-            load[:] = kept
             continue
         now = after
+        load[:] = trial
         for c in range(changed):
             d = which[c]
             pieces[d, : sizes[c]] = edit[c, : sizes[c]]
             counts[d] = sizes[c]
+            parts[d] = fresh[c]
             stale[d] = True
-        final = energy(load, rules, price[1])
-        if final < best - 1e-6:
-            best = final
+        if energy(load, rules, price[1]) < best - 1e-6:
+            best = energy(load, rules, price[1])
             for d in np.flatnonzero(stale):
                 best_pieces[d, : counts[d]] = pieces[d, : counts[d]]
                 best_counts[d] = counts[d]
@@ -112,8 +153,18 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
 
 
 @njit(cache=True)
-def _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, changed, reach):
-    """Cut what the fullest bin has too much off one of its pieces, for a neighbour or a bin with room: documents changed."""
+def _exchange(load, fresh, old, edit, size, d, documents, rules, reach):
+    """Count a changed document anew, into fresh, and put it in the place of its old loads."""
+    fresh[:] = 0
+    add_document(fresh, edit, size, 1.0, d, documents, rules, reach)
+    for k in range(load.shape[0]):
+        for x in range(load.shape[1]):
+            load[k, x] += fresh[k, x] - old[k, x]
+
+
+@njit(cache=True)
+def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, sizes, which, changed, reach):
+    """Cut what the fullest bin has too much off one of its pieces, for one with room: number of documents changed."""
     k, x, y = _fullest(load, rules.caps, state)
     size = load[AREA + k, x] - rules.caps[k, x]
     if size <= 0:
@@ -127,32 +178,40 @@ def _mend(pieces, counts, documents, load, rules, state, edit, sizes, which, cha
             c = e if which[e] == d else c
         if c == 3:
             continue
+        i = _piece_of(edit[c] if c < changed else pieces[d], sizes[c] if c < changed else counts[d], x, k, state)
+        if i < 0:
+            continue
         if c == changed:
             edit[c, : counts[d]] = pieces[d, : counts[d]]
             sizes[c], which[c] = counts[d], d
-        i = _piece_of(edit[c], sizes[c], x, state)
-        if i < 0 or (k == 1 and not edit[c, i, OWN]):
-            continue
+            fresh[c] = parts[d]
         begin = edit[c, i - 1, END] if i else 0
         end = edit[c, i, END]
         at_end = draw(state) < 0.5
         near = i + 1 if at_end else i - 1
-        shift = 0 <= near < sizes[c] and alike(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)]) and draw(state) < 0.7
-        part = part_of(edit[c, i], rules.groups)
-        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size + 1)
+        order = edit[c, i, ORDER]
+        shift = 0 <= near < sizes[c] and joins(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)])
+        shift = shift and (order > 1 or draw(state) < 0.7)
+        if order > 1 and not shift:
+            continue
+        part = part_of(edit[c, i], rules.groups) / order
+        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size * order + 1)
         row = cut_row(documents, d, begin, end, pairs, rows, at_end)
         if k == 0:
             row += -1 if at_end else 1
         if row <= begin or row >= end or not (shift or sizes[c] < edit.shape[1]):
             return changed
-        add_document(load, edit[c], sizes[c], -1.0, d, documents, rules, reach)
         if shift:
             edit[c, min(i, near), END] = row
+            if not valid(edit[c], sizes[c]):
+                edit[c, min(i, near), END] = end if at_end else begin
+                return changed
         else:
             insert(edit[c], sizes[c], i, row)
             give(edit[c, i + 1 if at_end else i], x, y)
             sizes[c] = tidy(edit[c], sizes[c] + 1)
-        add_document(load, edit[c], sizes[c], 1.0, d, documents, rules, reach)
+        before = fresh[c].copy()
+        _exchange(load, fresh[c], before, edit[c], sizes[c], d, documents, rules, reach)
         return max(changed, c + 1)
     return changed
 
@@ -175,11 +234,12 @@ def _fullest(load, caps, state):
 
 
 @njit(cache=True)
-def _piece_of(edit, count, x, state):
-    """A piece of order 1 that bin x computes, -1 where there is none."""
+def _piece_of(edit, count, x, k, state):
+    """A piece that loads bin x with resource k, -1 where there is none."""
     first = int(count * draw(state))
     for step in range(count):
         i = (first + step) % count
-        if edit[i, ORDER] == 1 and edit[i, BIN] == x:
-            return i
+        for j in range(edit[i, ORDER] if k == 0 or edit[i, OWN] else 0):
+            if edit[i, BIN + j] == x:
+                return i
     return -1

@@ -16,7 +16,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from hsap.planners import PLANNERS
+from hsap.planners import AUTO, PLANNERS
 from tests.bench.planning import passes, tables
 from tests.bench.planning.cases import PEERS, RANKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
 
@@ -26,13 +26,13 @@ QUICK_WORKLOADS, QUICK_RANKS = ("ldc@131072", "single@131072"), (16, 32)
 def main(argv: list[str] | None = None) -> None:
     """Print the tables; keep their lines as JSON or Markdown where asked to."""
     asked = _parser().parse_args(argv)
-    names = asked.planner or list(PLANNERS)
+    names = asked.planner or [*PLANNERS, AUTO]
     workloads = asked.workload or (QUICK_WORKLOADS if asked.quick else list(WORKLOADS))
     ranks = asked.ranks or (QUICK_RANKS if asked.quick else RANKS)
     sections = asked.section or (("planners",) if asked.quick else (*SECTIONS, "passes"))
     conditions = _conditions(asked.runs)
     print(f"{conditions}\n{tables.LEGEND}")
-    width = max(len(name) for name in (*names, "(magi_minheap)")) + len(" as 64x2")
+    width = max(len(name) for name in (*names, "(magi_minheap)")) + len(": nested flashcp")
     lines: list[tuple[str, dict]] = []
     for section in (name for name in SECTIONS if name in sections):
         for case in cases(section, workloads, ranks, 1 if asked.quick else None):

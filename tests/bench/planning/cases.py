@@ -17,7 +17,7 @@ from statistics import fmean, median
 import numpy as np
 
 from hsap import planners
-from hsap.api import compile
+from hsap.api import compile, simulate
 from hsap.cli.plan import read_planner
 from hsap.compiler.pipeline import build
 from hsap.ir.effects import attended_pairs
@@ -40,6 +40,7 @@ LARGE_TOKENS = 131072
 MASKS = ("causal", "lambda:64,4096", "blockwise:256,2,1,1", "shared_question:4,20")
 MASK_WORKLOADS, MASK_RANKS = ("ldc@131072", "single@131072"), 32
 BYTES = ("bytes_internode", "bytes_internode_once_per_node", "max_recv_bytes_per_rank", "bytes_total")
+FIGURES = (*BYTES, "predicted_s")
 SECTIONS = ("planners", "topologies", "heads", "masks")
 
 
@@ -93,8 +94,8 @@ def cases(section: str, workloads: Sequence[str], ranks: Sequence[int], num_batc
 def measure(case: Case, planner: str, runs: int) -> dict:
     """Plan and verify a case's batches `runs` times each; figures are means over batches, times medians over runs.
 
-    own_topology is there where the planner runs the ranks at a shape that isn't the case's. What the planner refuses
-    is said under the key `refused` and has no figures.
+    own_topology is there where the planner runs the ranks at a shape that isn't the case's, chose (a planner for each
+    batch) where it is auto. What the planner refuses is said under the key `refused` and has no figures.
     """
     line = {
         "section": case.section,
@@ -109,10 +110,14 @@ def measure(case: Case, planner: str, runs: int) -> dict:
     name, options = read_planner(planner)
     try:
         compile(next(case.problems()), name, **options)  # loads what is compiled
-        figures = [_figures(problem, name, options, runs) for problem in case.problems()]
-        return line | figures[0][0] | _mean([numbers for _, numbers in figures])
+        plans, figures = zip(*(_figures(problem, name, options, runs) for problem in case.problems()))
     except (ValueError, ImportError) as error:
         return line | {"refused": str(error)}
+    if name == planners.AUTO:
+        line["chose"] = [plan.planner for plan in plans]
+    elif plans[0].own_topology is not None:
+        line["own_topology"] = str(plans[0].own_topology)
+    return line | _mean(figures)
 
 
 def peers(case: Case) -> list[dict]:
@@ -138,32 +143,40 @@ def peers(case: Case) -> list[dict]:
     ]
 
 
-def _figures(problem: Problem, planner: str, options: dict, runs: int) -> tuple[dict, dict]:
-    """Words and numbers of one problem."""
+def _figures(problem: Problem, planner: str, options: dict, runs: int) -> tuple[Plan, dict]:
     times = []
     for _ in range(runs):
-        gc.collect()
-        start = time.process_time()
-        strategy = planners.run(planner, problem, options)
-        chosen = time.process_time()
-        plan = build(problem, strategy, planner, options)
-        report = verify(plan)
-        times.append((chosen - start, time.process_time() - chosen))
-        assert report.ok, str(report)
+        plan, choose_s, rest_s = _plan(problem, planner, options)
+        times.append((choose_s, rest_s))
     choose_s, rest_s = (median(column) for column in zip(*times))
-    figures = summary(plan)
-    words = {key: figures[key] for key in ("own_topology",) if key in figures}
-    return words, {
+    figures = summary(plan, simulate(plan).makespans_s)
+    return plan, {
         "area": figures["area_imbalance"],
         "area_backward": _backward_area(plan),
         "tokens": figures["token_imbalance"],
-        **{name: {key: figures[name][key] for key in BYTES} for name in DIRECTIONS},
+        **{name: {key: figures[name][key] for key in FIGURES} for name in DIRECTIONS},
         "stages": figures["stages"],
         "instructions": figures["instructions"],
         "plan_ms": (choose_s + rest_s) * 1e3,
         "choose_ms": choose_s * 1e3,
         "us_per_instruction": rest_s * 1e6 / max(figures["instructions"], 1),
     }
+
+
+def _plan(problem: Problem, planner: str, options: dict) -> tuple[Plan, float, float]:
+    """Plan and verify once: (plan, CPU seconds of choosing, of everything else); auto chooses by compiling others."""
+    gc.collect()
+    start = time.process_time()
+    if planner == planners.AUTO:
+        plan = compile(problem, planner, **options)
+        chosen = time.process_time()
+    else:
+        strategy = planners.run(planner, problem, options)
+        chosen = time.process_time()
+        plan = build(problem, strategy, planner, options)
+    report = verify(plan)
+    assert report.ok, str(report)
+    return plan, chosen - start, time.process_time() - chosen
 
 
 def _backward_area(plan: Plan) -> float:
@@ -173,7 +186,7 @@ def _backward_area(plan: Plan) -> float:
     return float(pairs.max() / pairs.mean())
 
 
-def _mean(lines: list[dict]) -> dict:
+def _mean(lines: Sequence[dict]) -> dict:
     return {
         key: _mean([line[key] for line in lines]) if isinstance(value, dict) else fmean(line[key] for line in lines)
         for key, value in lines[0].items()

@@ -37,6 +37,8 @@ def print_table(names: Sequence[str], workloads: Sequence[str], topologies: Sequ
         layout = Layout.from_lengths(WORKLOADS[workload][0])
         for topology in topologies:
             for name in names:
+                if read_planner(name)[0] == planners.AUTO:  # it has no passes of its own
+                    continue
                 problem = Problem(layout, HEADS, Topology.parse(topology))
                 print(row(name, workload, problem, runs), flush=True)
 

@@ -7,13 +7,13 @@ from itertools import groupby
 
 from tests.bench.planning.cases import BYTES
 
-_SHORT = ("between", "once", "receive", "total")
+_SHORT = ("between", "once", "receive", "total", "ms")
 TITLES = (
     "area",
     "tokens",
     *_SHORT,
     "b.area",
-    *(f"b.{name}" for name in _SHORT),
+    *(f"b.{title}" for title in _SHORT),
     "stages",
     "instr.",
     "plan ms",
@@ -22,20 +22,23 @@ TITLES = (
 )
 LEGEND = (
     "area, tokens: max/mean over ranks. MiB: between nodes; once: the same, each row once per node; receive: of the "
-    "busiest rank; total; b: backward. plan ms: lengths to verified columns of all ranks; choose ms: the planner's "
-    "part of it; µs/instr.: the rest over the instructions. (name): other planners' published code on the same batches."
+    "busiest rank; total. ms: a layer's attention as the simulator predicts it. b: backward. plan ms: lengths to "
+    "verified columns of all ranks; choose ms: the planner's part of it; µs/instr.: the rest over the instructions. "
+    "(name): other planners' published code on the same batches."
 )
 
 
 def name(line: dict) -> str:
-    """Give a line's planner, with the shape that it runs the ranks at where it isn't the case's."""
+    """Give a line's planner, and what it made of the case: a shape of its own for the ranks, or another planner."""
+    if "chose" in line:
+        return f"{line['planner']}: {' '.join(dict.fromkeys(line['chose']))}"
     return line["planner"] + (f" as {line['own_topology']}" if "own_topology" in line else "")
 
 
 def cells(line: dict) -> list[str]:
     """Give a line's cells in the order of TITLES; a dash where it has no figure."""
-    out = [_number(line.get("area"), 3), _number(line.get("tokens"), 3), *_mib(line.get("forward"))]
-    out += [_number(line.get("area_backward"), 3), *_mib(line.get("backward"))]
+    out = [_number(line.get("area"), 3), _number(line.get("tokens"), 3), *_direction(line.get("forward"))]
+    out += [_number(line.get("area_backward"), 3), *_direction(line.get("backward"))]
     out += [_number(line.get(key), 0) for key in ("stages", "instructions")]
     return (
         out
@@ -45,14 +48,14 @@ def cells(line: dict) -> list[str]:
 
 
 def header(width: int) -> str:
-    return f"{'planner':<{width}}" + "".join(f"{title:>11}" for title in TITLES)
+    return f"{'planner':<{width}}" + "".join(f"{title:>10}" for title in TITLES)
 
 
 def text(line: dict, width: int) -> str:
     """One line of aligned text."""
     if "refused" in line:
         return f"{name(line):<{width}}  refused: {line['refused']}"
-    return f"{name(line):<{width}}" + "".join(f"{cell:>11}" for cell in cells(line))
+    return f"{name(line):<{width}}" + "".join(f"{cell:>10}" for cell in cells(line))
 
 
 def markdown(conditions: str, lines: Iterable[tuple[str, dict]]) -> str:
@@ -66,8 +69,11 @@ def markdown(conditions: str, lines: Iterable[tuple[str, dict]]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _mib(found: dict | None) -> list[str]:
-    return ["–" if found is None else _number(found[key] / 2**20, 1) for key in BYTES]
+def _direction(found: dict | None) -> list[str]:
+    found = found or {}
+    seconds = found.get("predicted_s")
+    mib = [_number(found[key] / 2**20, 1) if found else "–" for key in BYTES]
+    return [*mib, _number(None if seconds is None else seconds * 1e3, 2)]
 
 
 def _number(value: float | None, digits: int) -> str:

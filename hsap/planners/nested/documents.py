@@ -1,0 +1,132 @@
+"""Documents: what the search has to know of each: how area grows with its rows, and which keys a row interval needs.
+
+A causal document has closed forms. Any other is described by a table of cells, row intervals that end where its slices
+do and at even steps between: the area before each, and for its first and last row the span of keys that they see. Keys
+that begin at the document's first token and lie apart from the rest (a sink, a shared question) are counted by
+themselves. Within a cell what rows see is linear: exact for windows and all that follows the diagonal, near for
+others; what the plan does comes from the slices themselves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hsap.ir.mask import Mask
+from hsap.ir.problem import Problem
+from hsap.ir.slice import K0, K1, Q0, Q1, area, cut
+from hsap.planners.nested.cost import FIRST_HIGH, FIRST_LOW, LAST_HIGH, LAST_LOW, Documents
+
+NUM_STEPS = 32
+"""Even steps of a document's table, and the most ends of slices that are added to them."""
+
+
+def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
+    """Describe documents by falling area, with the first token of each: (documents, starts int64 [n])."""
+    length = np.array(problem.layout.lengths, np.int64)
+    starts = problem.layout.cu_seqlens[:-1]
+    layers = np.array([count for _, count in problem.masks], np.float64)
+    share = layers / layers.sum()
+    table = np.full(len(length), -1)
+    other = np.flatnonzero(~_causal(problem))
+    table[other] = np.arange(len(other))
+    position, cells = _cells(problem, other)
+    keys = np.zeros((len(other), len(share), 4, position.shape[1] - 1), np.int64)
+    sink = np.zeros((len(other), len(share)), np.int64)
+    pairs, slope = np.zeros(position.shape), np.zeros((len(other), position.shape[1] - 1))
+    begin, stop = np.repeat(problem.layout.document_spans[other], slope.shape[1], axis=0).T
+    # Empty cells have rows too: some of their own document.
+    first_row, last_row = np.minimum(cells[:, 0], stop - 1), np.maximum(cells[:, 1] - 1, begin)
+    for mask in range(len(share)) if len(other) else ():
+        slices = problem.slices(mask)
+        pieces, cell, _ = cut(slices, cells, _everything())
+        grown = np.bincount(cell, weights=area(pieces), minlength=len(cells)).reshape(len(other), -1)
+        pairs[:, 1:] += share[mask] * np.cumsum(grown, axis=1)
+        slope += share[mask] * _row_pairs(slices, first_row).reshape(slope.shape)
+        _read_keys(keys[:, mask], sink[:, mask], *(_seen(slices, rows, begin) for rows in (first_row, last_row)))
+    total = np.where(table < 0, length * (length + 1) / 2, pairs[table, -1] if len(other) else 0)
+    order = np.argsort(-total, kind="stable")
+    return Documents(length[order], table[order], position, pairs, slope, keys, sink, share), starts[order]
+
+
+def _causal(problem: Problem) -> np.ndarray:
+    """Whether each document is causal in every mask: bool [n]."""
+    out = np.ones(problem.layout.num_documents, bool)
+    for mask, _ in problem.masks:
+        names = (mask,) if isinstance(mask, Mask) else mask
+        out &= np.array([m == Mask() for m in names], bool) if len(out) else out
+    return out
+
+
+def _everything() -> np.ndarray:
+    return np.array([[0, 1 << 40]])
+
+
+def _cells(problem: Problem, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut documents into cells, equally many each: (borders from a document's start [n, c + 1], spans [n · c, 2]).
+
+    Documents with fewer rows than cells end in empty ones.
+    """
+    starts, stops = problem.layout.document_spans[other].T
+    step = np.arange(NUM_STEPS + 1)
+    borders = [(stops - starts)[:, None] * step // NUM_STEPS]
+    for mask in range(len(problem.masks)) if len(other) else ():
+        slices = problem.slices(mask)
+        ends = np.unique(np.concatenate([slices[:, Q0], slices[:, Q1]]))
+        lo, hi = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops)
+        # The first and the last always: there the densest rows may be.
+        pick = lo[:, None] + (hi - lo - 1)[:, None] * step[:-1] // (NUM_STEPS - 1)
+        known = np.append(ends, 0)[np.where(hi[:, None] > lo[:, None], pick, len(ends))]
+        borders.append(np.where(hi[:, None] > lo[:, None], known - starts[:, None], 0))
+    position = np.sort(np.concatenate(borders, axis=1), axis=1)
+    spans = np.stack([position[:, :-1], position[:, 1:]], axis=2) + starts[:, None, None]
+    return position, spans.reshape(-1, 2)
+
+
+def _row_pairs(slices: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Count the keys that single rows see: int64 [n]."""
+    distinct, which = np.unique(rows, return_inverse=True)
+    pieces, row, _ = cut(slices, np.stack([distinct, distinct + 1], axis=1), _everything())
+    return np.bincount(row, weights=area(pieces), minlength=len(distinct))[which]
+
+
+def exact_areas(problem: Problem, cells: np.ndarray, groups: int) -> np.ndarray:
+    """Count the pairs that ranks compute, from the slices: float64 [inter_sp], all heads = 1. cells: see `Table`."""
+    total = np.zeros(problem.topology.inter_sp)
+    layers = sum(count for _, count in problem.masks)
+    rows, which = np.unique(cells[:, :2], axis=0, return_inverse=True)
+    columns = np.bincount(which.ravel(), minlength=len(rows))
+    for mask, (_, count) in enumerate(problem.masks):
+        pieces, row, _ = cut(problem.slices(mask), rows, _everything())
+        pairs = np.bincount(row, weights=area(pieces), minlength=len(rows)) * count / layers
+        np.add.at(total, cells[:, 5], (pairs / columns)[which.ravel()])
+    return total
+
+
+def _seen(slices: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Say what single rows see, from their document's start: (low, high, sink), each int64 [n].
+
+    low, high: span of the keys that are not the sink's; sink: keys from the start that lie apart from the others.
+    """
+    distinct, which = np.unique(rows, return_inverse=True)
+    pieces, row, _ = cut(slices, np.stack([distinct, distinct + 1], axis=1), _everything())
+    start_of = np.zeros(len(distinct), np.int64)
+    start_of[which] = starts
+    first, stop = pieces[:, K0] - start_of[row], pieces[:, K1] - start_of[row]
+    beyond = np.full(len(distinct), 1 << 60)
+    np.minimum.at(beyond, row[first > 0], first[first > 0])
+    sink = np.zeros(len(distinct), np.int64)
+    apart = (first == 0) & (stop < beyond[row]) & (beyond[row] < 1 << 60)
+    np.maximum.at(sink, row[apart], stop[apart])
+    low, high = np.full(len(distinct), 1 << 60), np.zeros(len(distinct), np.int64)
+    np.minimum.at(low, row[~apart], first[~apart])
+    np.maximum.at(high, row[~apart], stop[~apart])
+    low = np.minimum(low, high)
+    return low[which], high[which], sink[which]
+
+
+def _read_keys(keys: np.ndarray, sink: np.ndarray, first, last) -> None:
+    """Fill one mask's tables. keys: int64 [n, 4, c]; sink: int64 [n]."""
+    shape = (len(sink), -1)
+    keys[:, FIRST_LOW], keys[:, FIRST_HIGH] = first[0].reshape(shape), first[1].reshape(shape)
+    keys[:, LAST_LOW], keys[:, LAST_HIGH] = last[0].reshape(shape), last[1].reshape(shape)
+    sink[:] = np.maximum(first[2].reshape(shape).max(axis=1), last[2].reshape(shape).max(axis=1))

@@ -1,0 +1,64 @@
+"""Slices: rules on the slice tables, and where their pairs live. A plan may have many times more than instructions."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hsap.ir.block import Shards
+from hsap.ir.plan import Plan
+from hsap.verify.report import Fault
+
+
+def check_tables(plan: Plan) -> list[Fault]:
+    """Slices must be canonical and within the token positions. The placement must be sound."""
+    total = plan.problem.layout.num_tokens
+    for m, table in enumerate(plan.slices):
+        if not _sound(np.ascontiguousarray(table.T), total):
+            say = f"slices[{m}]: a slice isn't canonical or leaves the {total} token positions"
+            return [Fault("structure.slice_tables", None, None, None, None, say)]
+    return []
+
+
+@njit(cache=True)
+def _sound(columns, total):
+    """Whether all slices are within the tokens and as `hsap.ir.slice.shrink` would leave them."""
+    for i in range(columns.shape[1]):
+        q0, q1, k0, k1, lo, hi = (
+            columns[0, i],
+            columns[1, i],
+            columns[2, i],
+            columns[3, i],
+            columns[4, i],
+            columns[5, i],
+        )
+        if min(q0, q1, k0, k1) < 0 or min(lo, hi) < -total or max(q0, q1, k0, k1, lo, hi) > total:
+            return False
+        # A row sees something iff [q + lo, q + hi] meets [k0, k1); then the same for columns.
+        if q0 >= q1 or k0 >= k1 or lo > hi or q0 < k0 - hi or q1 > k1 - lo or k0 < q0 + lo or k1 > q1 + hi:
+            return False
+        if lo < k0 - q1 + 1 or hi > k1 - 1 - q0:
+            return False
+    return True
+
+
+def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of the shards' span that holds each slice's queries and keys, -1 where none holds them all."""
+    order = np.argsort(shards.spans[:, 0], kind="stable")
+    starts, stops = shards.spans[order].T
+    place_of_token = np.repeat(np.arange(len(order), dtype=np.int32), stops - starts)
+    return _look_up(np.ascontiguousarray(table.T), place_of_token, order, np.ascontiguousarray(stops))
+
+
+@njit(cache=True)
+def _look_up(columns, place_of_token, span, stops):
+    """What `spans_of` gives. place_of_token: which span it is in, by position; span, stops: by place.
+
+    Needs sound tables.
+    """
+    queries, keys = np.empty(columns.shape[1], np.int64), np.empty(columns.shape[1], np.int64)
+    for i in range(len(queries)):
+        q, k = place_of_token[columns[0, i]], place_of_token[columns[2, i]]
+        queries[i] = span[q] if columns[1, i] <= stops[q] else -1
+        keys[i] = span[k] if columns[3, i] <= stops[k] else -1
+    return queries, keys
