@@ -28,7 +28,8 @@ MAX_HEADER_BYTES = 1 << 28
 class Plan:
     """Problem, placement, and the forward and backward streams of every rank.
 
-    spans: int64 [n, 2], the span table that all `rows` point into. column_rows: int64 [inter_sp, 2] and rank_rows:
+    spans: int64 [n, 2], the span table that all `rows` point into: the shards' spans, those of ranks where intra_sp > 1,
+    then spans of shards again, in the orders in which ranks gather them. column_rows: int64 [inter_sp, 2] and rank_rows:
     int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row order.
     slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
     chart[mask][direction]: int64 [n, 6], a row per block (and head group), columns `Chart`.

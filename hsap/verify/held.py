@@ -73,18 +73,35 @@ def _miscounted(held, wanted, num_ranks, arena_roles):
 
 
 def held(s: Stream) -> Iterator[Found]:
-    """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
+    """Buffers hold shards' spans, none twice, and heads of their column, ends just the rank's own, scratch none."""
     plan, heads = s.plan, s.plan.problem.heads
     all_heads = np.array(heads.all_heads, np.int64)
     misplaced = _misplaced(s.held, plain(plan.column_rows), plain(plan.rank_rows), s.shares, all_heads, heads.group,
-                           len(plan.shards.spans), s.direction == 1)  # fmt: skip
+                           distinct_from(s.origin, len(plan.shards.spans)), s.direction == 1)  # fmt: skip
     say, b = "{} can't hold rows {} and heads {} here", s.buffers
     yield from at_buffers(s, np.flatnonzero(misplaced), lambda i: say.format(s.describe(i), b.rows[i], b.heads[i]))
 
 
 @njit(cache=True)
-def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans, backward):
-    """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. num_spans: of the shards."""
+def distinct_from(origin, num_spans):
+    """Least first span with which a range that ends before each span has no shards' span twice: int64 [n + 1].
+
+    No range has a span that isn't a shard's. num_spans: of the shards.
+    """
+    least = np.zeros(len(origin) + 1, np.int64)
+    behind = np.zeros(num_spans, np.int64)  # behind where each of them was last
+    for i in range(len(origin)):
+        if origin[i] < 0:
+            least[i + 1] = i + 1
+        else:
+            least[i + 1] = max(least[i], behind[origin[i]])
+            behind[origin[i]] = i + 1
+    return least
+
+
+@njit(cache=True)
+def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, least, backward):
+    """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. least: of `distinct_from`."""
     out = np.zeros(held.shape[1], np.bool_)
     intra = len(shares)
     for b in range(len(out)):
@@ -103,7 +120,8 @@ def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans
             sound = _is(held, b, rows[0], rows[1], 0, share[1], 0, share[3])
         else:
             first, stop = held[ROWS, b], held[ROWS + 1, b]
-            sound = first >= 0 and first <= stop and stop <= num_spans and heads_sound(held, b, share, group)
+            sound = first >= 0 and first <= stop and stop < len(least) and heads_sound(held, b, share, group)
+            sound = sound and (first == stop or first >= least[stop])
         out[b] = not sound
     return out
 

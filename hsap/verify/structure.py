@@ -217,76 +217,123 @@ def _outside(code, held, shares, group):
 
 def attended(s: Stream) -> Iterator[Found]:
     """Attended slices exist, and their queries, keys and heads lie in the buffers that are read and added to."""
-    p = s.programs
-    bounds, sound = _block_bounds(s.code, *s.slice_spans)
-    if not sound:
-        yield from _no_blocks(s)
+    p, num_slices = s.programs, len(s.slices)
+    if s.index.min(initial=0) < 0 or s.index.max(initial=-1) >= num_slices:
+        yield Found(f"the index of what is attended has entries that are none of the {num_slices} slices")
         return
-    num_operands = 3 if s.direction == 0 else 5
-    beyond = _beyond(s.code, s.held, bounds, s.shares, s.plan.problem.heads.group, num_operands)
+    if not _apart(s.code, len(s.index), len(s.shares)):
+        yield from _ranges_of_others(s)
+        return
+    beyond = _beyond(s.code, s.held, s.index, s.slice_spans, _occurrences(s.origin, len(s.plan.shards.spans)),
+                     s.shares, s.plan.problem.heads.group, 3 if s.direction == 0 else 5)  # fmt: skip
     say = "slices {} for heads {} leave the rows or heads of the buffers"
     yield from at(np.flatnonzero(beyond), lambda i: say.format(p.slices[i], p.heads[i]))
 
 
-def _no_blocks(s: Stream) -> Iterator[Found]:
-    """Say which ranges of slices aren't in the table or overlap each other."""
-    p, num_slices = s.programs, len(s.slices)
+def _ranges_of_others(s: Stream) -> Iterator[Found]:
+    """Say which ranges aren't in the index, overlap each other or are of more than one intra group's instruction."""
+    p, total = s.programs, len(s.index)
     index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
     first, stop = p.slices.take(index, axis=0).astype(np.int64).T
-    bad = (first < 0) | (first >= stop) | (stop > num_slices)
+    bad = (first < 0) | (first >= stop) | (stop > total)
     if bad.any():
-        yield from at(index[bad], lambda i: f"slices {p.slices[i]} aren't a range of the {num_slices} slices")
+        yield from at(index[bad], lambda i: f"slices {p.slices[i]} aren't a range of the index's {total}")
         return
-    ranges, which = distinct_ranges(first, stop, num_slices)
+    ranges, which = distinct_ranges(first, stop, total)
     overlap = np.flatnonzero(ranges[1:, 0] < ranges[:-1, 1])
-    # Blocks are attended whole; without this rule a file could ask for any number of slice visits.
-    bad = index[which == overlap[0] + 1]
+    bad = index[np.isin(which, overlap[:1] + 1)]
     yield from at(bad, lambda i: f"slices {p.slices[i]} overlap another instruction's without being the same")
+    order = np.argsort(which, kind="stable")
+    index, which, rank = index[order], which[order], s.rank[index[order]]
+    again = (which[1:] == which[:-1]) & (rank[1:] == rank[:-1])
+    again |= (which[1:] == which[:-1]) & (rank[1:] // len(s.shares) != rank[:-1] // len(s.shares))
+    yield from at(index[1:][again], lambda i: f"slices {p.slices[i]} are another instruction's too")
 
 
 @njit(cache=True)
-def _block_bounds(code, query_spans, key_spans):
-    """Least and greatest span of queries and of keys of each block, at its first slice: (int64 [4, num_slices], True).
+def _apart(code, total, intra):
+    """Whether what is attended are ranges of the index, each of one instruction on the ranks of one intra group.
 
-    A block is a range of slices that is attended. False where one leaves the table or overlaps another one.
+    Without this rule a file could ask for any number of slice visits. total: entries of the index.
     """
-    num_slices = len(query_spans)
-    bounds, stop_at = np.zeros((4, num_slices), np.int64), np.zeros(num_slices, np.int64)
+    stop_at, user = np.zeros(total + 1, np.int64), np.zeros(total + 1, np.int64)
     for i in range(code.shape[1]):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
-            first, stop = code[SLICES, i], code[SLICES + 1, i]
-            if first < 0 or first >= stop or stop > num_slices or (stop_at[first] and stop_at[first] != stop):
-                return bounds, False
-            stop_at[first] = stop
+            first, stop, rank = code[SLICES, i], code[SLICES + 1, i], code[RANK, i]
+            if first < 0 or first >= stop or stop > total:
+                return False
+            if stop_at[first]:
+                shared = stop_at[first] == stop and user[first] < rank and user[first] // intra == rank // intra
+                if not shared:
+                    return False
+            stop_at[first], user[first] = stop, rank
     reach = 0
-    for first in range(num_slices):
+    for first in range(total):
         if stop_at[first]:
             if first < reach:
-                return bounds, False
+                return False
             reach = stop_at[first]
-            least_q, least_k = query_spans[first], key_spans[first]
-            most_q, most_k = least_q, least_k
-            for i in range(first + 1, reach):
-                least_q, most_q = min(least_q, query_spans[i]), max(most_q, query_spans[i])
-                least_k, most_k = min(least_k, key_spans[i]), max(most_k, key_spans[i])
-            bounds[0, first], bounds[1, first], bounds[2, first], bounds[3, first] = least_q, most_q, least_k, most_k
-    return bounds, True
+    return True
 
 
 @njit(cache=True)
-def _beyond(code, held, bounds, shares, group, num_operands):
-    """Whether what is attended leaves its buffers: bool [n]; needs sound `bounds`, `operands`."""
+def _occurrences(origin, num_spans):
+    """Where each of the shards' spans is in the span table, rising: (places, borders int64 [num_spans + 1])."""
+    borders, free = np.zeros(num_spans + 1, np.int64), np.zeros(num_spans, np.int64)
+    for i in range(len(origin)):
+        if origin[i] >= 0:
+            borders[origin[i] + 1] += 1
+    for span in range(num_spans):
+        free[span] = borders[span]
+        borders[span + 1] += borders[span]
+    places = np.empty(borders[num_spans], np.int64)
+    for i in range(len(origin)):
+        if origin[i] >= 0:
+            places[free[origin[i]]] = i
+            free[origin[i]] += 1
+    return places, borders
+
+
+@njit(cache=True)
+def _beyond(code, held, index, slice_spans, occurrences, shares, group, num_operands):
+    """Whether what is attended leaves its buffers: bool [n]; needs `operands`, `_apart` and sound `index`."""
     beyond = np.zeros(code.shape[1], np.bool_)
     for i in range(len(beyond)):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
             sound = heads_sound(code, i, shares[code[RANK, i] % len(shares)], group)
             for k in range(num_operands):
-                buffer, side = code[BUF + k, i], 2 if k == 1 or k == 4 else 0  # kv and dkv are on the keys' side
-                low, high = bounds[side, code[SLICES, i]], bounds[side + 1, code[SLICES, i]]
-                sound &= low >= held[ROWS, buffer] and high < held[ROWS + 1, buffer]
+                buffer, side = code[BUF + k, i], 1 if k == 1 or k == 4 else 0  # kv and dkv are on the keys' side
                 sound &= heads_inside(code, i, held, buffer)
+                like = code[BUF + (1 if k == 4 else 0), i]
+                if k < 2 or held[ROWS, like] != held[ROWS, buffer] or held[ROWS + 1, like] != held[ROWS + 1, buffer]:
+                    first, stop = held[ROWS, buffer], held[ROWS + 1, buffer]
+                    begin, end = code[SLICES, i], code[SLICES + 1, i]
+                    sound &= _has_all(first, stop, index, begin, end, slice_spans[side], occurrences[0], occurrences[1])
             beyond[i] = not sound
     return beyond
+
+
+@njit(cache=True)
+def _has_all(first, stop, index, begin, end, span_of, places, borders):
+    """Whether spans [first, stop) of the table have those of all slices at [begin, end) of the index."""
+    before = -1
+    for entry in range(begin, end):
+        span = span_of[index[entry]]
+        if span == before:
+            continue
+        if span < 0:
+            return False
+        low, high = borders[span], borders[span + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if places[middle] < first:
+                low = middle + 1
+            else:
+                high = middle
+        if low == borders[span + 1] or places[low] >= stop:
+            return False
+        before = span
+    return True
 
 
 def distinct_ranges(first: np.ndarray, stop: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
