@@ -42,13 +42,15 @@ def oracle(layout: hsap.Layout, shape: hsap.HeadShape, mask: str):
     return inputs, attention(problem, *inputs)
 
 
-def check(planner: str, mask: str, heads: tuple[int, int], topology: str, nodes: dict, lengths, cuts=()) -> None:
+def check(
+    planner: str, mask: str, heads: tuple[int, int], topology: str, nodes: dict, lengths, cuts=(), options=None
+) -> None:
     """Compare a plan's results, forward and backward, with attention by its definition."""
     borders = [0, *sorted(min(at, len(lengths)) for at in cuts), len(lengths)]
     layout = hsap.Layout.from_lengths(lengths, np.diff(borders).tolist())
     shape = hsap.HeadShape(*heads, 4, "fp64")
     problem = hsap.Problem(layout, shape, hsap.Topology.parse(topology), ((mask, 1),), hsap.Cluster(**nodes))
-    plan = hsap.compile(problem, planner)
+    plan = hsap.compile(problem, planner, **(options or {}))
     report = hsap.verify(plan)
     assert report.ok, report
     (*inputs, grad_o), wanted = oracle(layout, shape, mask)
@@ -74,6 +76,31 @@ def test_pairs_are_complete() -> None:
     for (a, first), (b, second) in itertools.combinations(enumerate(FACTORS), 2):
         met = {(str(row[a]), str(row[b])) for row in PAIRS}
         assert met == {(str(one), str(two)) for one in first for two in second}
+
+
+OPTIONS = [
+    *[("dcp", {"block": 8, "relay": relay}) for relay in (False, True)],
+    *[(planner, {"relay": True}) for planner in ("allgather", "flashcp", "magi", "mesh")],
+    ("allgather", {"chunks": "document"}),
+    ("flashcp", {"slack": 0.5}),
+    ("magi", {"chunks": 3, "stages": 4}),
+    ("mesh", {"a": 1}),
+    ("nested", {"area_slack": 0.01, "token_slack": 0.5}),
+    ("sap", {"balance": "blocks"}),
+    *[(planner, {"heads": 1}) for planner in ("usp", "te", "loongtrain")],
+]
+
+
+@pytest.mark.parametrize(("planner", "options"), OPTIONS)
+def test_options(planner: str, options: dict) -> None:
+    cases = (
+        ("causal", (8, 2), "4x1", [50, 3, 41, 18]),
+        ("window:7", (9, 3), "3x3", [34, 20, 10, 3, 1, 10, 7]),
+        ("lambda:3,5", (8, 2), "6x2", [60, 33]),
+        ("shared_question:2,20", (8, 4), "8x1", [40, 31]),
+    )
+    for mask, heads, topology, lengths in cases[OPTIONS.index((planner, options)) % 2 :: 2]:
+        check(planner, mask, heads, topology, {"ranks_per_node": 2, "first_rank": 1}, lengths, options=options)
 
 
 @pytest.mark.slow
