@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test check format golden parity bench bench-planning clean
+.PHONY: help train test exhaustive check format golden parity bench bench-planning clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,7 +25,10 @@ train: $(READY)  ## Set up, then pretrain the tiny model on the corpus in datase
 	$(RUN) train.py +topology=$(TOPOLOGY) planner=$(PLANNER) $(ARGS)
 
 test: $(READY)  ## Set up, then run all tests that need no GPU.
-	$(RUN) -m pytest -n 2 --dist loadscope
+	$(RUN) -m pytest -m "not exhaustive" -n 2 --dist loadscope
+
+exhaustive: $(READY)  ## Every combination of planner, mask, heads and topology, which `test` meets in pairs: an hour.
+	$(RUN) -m pytest -m exhaustive -n 2
 
 check: $(READY)  ## Style, and the tests that need no torch: for every edit.
 	$(BIN)/ruff check .

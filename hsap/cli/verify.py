@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from hsap.cli.exit import NOT_OK, OK
 from hsap.ir.listing import Listing
-from hsap.ir.plan import MAGIC, Plan
+from hsap.ir.plan import Plan
 from hsap.ir.text import parse
 from hsap.verify import verify
 
@@ -23,7 +24,7 @@ def read_plan(path: str) -> Plan | Listing:
     """Read a stored plan, a plan's text or a listing; ValueError names the file."""
     data = Path(path).read_bytes()
     try:
-        return Plan.from_bytes(data) if data.startswith(MAGIC) else parse(data.decode())
+        return Plan.from_bytes(data) if re.match(rb"hsap-plan-\d", data) else parse(data.decode())
     except UnicodeDecodeError:
         raise ValueError(f"{path}: neither a stored plan nor text in UTF-8") from None
     except ValueError as error:

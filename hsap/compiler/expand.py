@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 
 from hsap.compiler.lower import CODE, HELD, NUM_OPERANDS, Draft
-from hsap.ir.block import Blocks, Shards
+from hsap.ir.block import Shards
 from hsap.ir.heads import HeadRun
 from hsap.ir.precision import ALIGNMENT, Precision, unit_bytes
 from hsap.ir.problem import Problem
@@ -22,9 +22,9 @@ from hsap.ir.span import row_starts, take_rows
 from hsap.loops import loop
 
 _OP, _RANK, _STAGE, _ROLE = (CODE.index(name) for name in ("op", "rank", "stage", "role"))
-_PEER, _ROUND, _SHARD, _BLOCK, _GROUP = (CODE.index(name) for name in ("peer", "round", "shard", "block", "group"))
+_PEER, _ROUND, _FIRST, _SLICE, _GROUP = (CODE.index(name) for name in ("peer", "round", "first", "slice", "group"))
 _BUF = len(CODE)
-_HELD_ROLE, _HELD_SPACE, _HELD_ACC, _HELD_RANK, _HELD_SHARD, _HELD_GROUP = range(len(HELD))
+_HELD_ROLE, _HELD_SPACE, _HELD_ACC, _HELD_RANK, _HELD_FIRST, _HELD_STOP, _HELD_GROUP = range(len(HELD))
 _IS_KV = np.isin(np.arange(-1, len(Role) - 1), KV_ROLES)
 
 
@@ -50,8 +50,8 @@ def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray
     return np.concatenate(tables), column_rows, np.array(rank_rows, dtype=np.int64)
 
 
-def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows, num_groups: int, direction: str):
-    """Give every rank its instructions and (unplaced) buffers. rows: what `place_rows` returned."""
+def expand(problem: Problem, draft: Draft, column_rows, rank_rows, num_groups: int, direction: str) -> Programs:
+    """Give every rank its instructions and (unplaced) buffers. column_rows, rank_rows: as `place_rows` gave them."""
     intra, num_columns = problem.topology.intra_sp, problem.topology.inter_sp
     by_rank = order_of(draft.buffers[_HELD_RANK])
     held = draft.buffers.take(by_rank, axis=1)
@@ -61,13 +61,13 @@ def expand(problem: Problem, shards: Shards, blocks: Blocks, draft: Draft, rows,
     of_column = (np.searchsorted(held[_HELD_RANK], columns), np.searchsorted(draft.code[_RANK], columns))
     offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
     heads = _head_table(problem, num_groups)
-    buffers = _buffers(problem, shards, held, of_column[0], offsets, rows, heads, direction)
-    columns = _no_instructions(int(code_offsets[-1]))
-    _instructions(draft.code, of_column[1], new_index, of_column[0], offsets, shards.offsets, rows[1], blocks.offsets,
-                  heads, *columns)  # fmt: skip
-    programs = Programs(code_offsets, *columns, buffers)
+    starts = row_starts(draft.table.spans)
+    buffers = _buffers(problem, held, of_column[0], offsets, (starts, column_rows, rank_rows), heads, direction)
+    columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
+                            column_rows, heads)  # fmt: skip
+    programs = Programs(code_offsets, *columns, draft.index, buffers)
     if intra > 1:
-        _size_scratch(problem, rows, programs)
+        _size_scratch(problem, starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]], programs)
     return programs
 
 
@@ -76,32 +76,17 @@ def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.repeat(np.diff(borders), intra))])
 
 
-def _no_instructions(n: int) -> tuple[np.ndarray, ...]:
-    """Columns for n instructions, NONE where they can lack something, in the order of `Programs`."""
-    return (
-        np.empty(n, np.int8),
-        np.empty(n, np.int8),
-        np.empty(n, np.int32),
-        np.empty(n, np.int32),
-        np.full((n, NUM_OPERANDS), NONE, np.int32),
-        np.full((n, 2), NONE, np.int32),
-        np.full((n, 2), NONE, np.int32),
-        np.empty((n, 4), np.int16),
-        np.empty(n, np.int32),
-    )
-
-
 @loop
-def _instructions(
-    code, of_column, new_index, held_of_column, offsets, shards, column_rows, blocks, heads,
-    op, role, peer, round_, buf, rows, slices, run, stage,
-):  # fmt: skip
-    """Fill the columns (the second line of arguments, of `_no_instructions`) of all ranks' instructions.
+def _instructions(code, of_column, total, new_index, held_of_column, offsets, column_rows, heads):
+    """Columns of all ranks' instructions, in the order and with the dtypes of `Programs`.
 
     code: the draft's. of_column, held_of_column: borders of the columns' instructions and buffers. new_index: place of
-    each of the draft's buffers in rank order. offsets: of the ranks' buffers. shards: borders in the span table.
-    blocks: borders in the slice table. heads: of `_head_table`.
+    each of the draft's buffers in rank order. offsets: of the ranks' buffers. heads: of `_head_table`.
     """
+    op, role, stage = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.int32)
+    peer, round_ = np.empty(total, np.int32), np.empty(total, np.int32)
+    buf, run = np.full((total, NUM_OPERANDS), NONE, np.int32), np.empty((total, 4), np.int16)
+    rows, slices = np.empty((total, 2), np.int32), np.empty((total, 2), np.int32)
     intra, num_groups = heads.shape[0], heads.shape[1]
     i = 0
     for rank in range(len(offsets) - 1):
@@ -113,16 +98,14 @@ def _instructions(
             for k in range(NUM_OPERANDS):
                 if code[_BUF + k, c] >= 0:
                     buf[i, k] = new_index[code[_BUF + k, c]] + shift
-            shard, block = code[_SHARD, c], code[_BLOCK, c]
-            if shard >= 0:
-                rows[i, 0], rows[i, 1] = shards[shard], shards[shard + 1]
-            elif op[i] == Op.COPY or op[i] == Op.ALL_TO_ALL:
+            rows[i, 0], rows[i, 1] = code[_FIRST, c], code[_FIRST + 1, c]
+            if rows[i, 0] < 0 and (op[i] == Op.COPY or op[i] == Op.ALL_TO_ALL):
                 rows[i, 0], rows[i, 1] = column_rows[column, 0], column_rows[column, 1]
-            if block >= 0:
-                slices[i, 0], slices[i, 1] = blocks[block], blocks[block + 1]
+            slices[i, 0], slices[i, 1] = code[_SLICE, c], code[_SLICE + 1, c]
             for k in range(4):
                 run[i, k] = heads[index, code[_GROUP, c] % num_groups, k]
             i += 1
+    return op, role, peer, round_, buf, rows, slices, run, stage
 
 
 def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
@@ -134,47 +117,38 @@ def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
     return table
 
 
-def _buffers(problem, shards, held, of_column, offsets, rows, heads, direction) -> Buffers:
+def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffers:
     """Give every rank its buffers, not placed yet. held: the draft's, by rank; of_column: their borders."""
-    spans, column_rows, rank_rows = rows
+    starts, column_rows, rank_rows = rows
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
     unit = unit_bytes(precision, problem.heads.head_dim)
     all_heads = np.array(problem.heads.all_heads, np.int64)
-    n = int(offsets[-1])
-    roles, spaces, accs = np.empty(n, np.int8), np.empty(n, np.int8), np.empty(n, bool)
-    columns = roles, spaces, accs, np.empty((n, 2), np.int32), np.empty((n, 4), np.int16), np.empty(n, np.int64)
-    _fill_buffers(held, of_column, offsets, shards.offsets, column_rows, rank_rows, heads, all_heads,
-                  direction == "backward", row_starts(spans), unit, _IS_KV, *columns)  # fmt: skip
-    return Buffers(offsets, *columns, np.full(n, NONE))
+    columns = _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads,
+                            direction == "backward", starts, unit, _IS_KV)  # fmt: skip
+    return Buffers(offsets, *columns, np.full(offsets[-1], NONE))
 
 
 @loop
-def _fill_buffers(
-    held, of_column, offsets, shards, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv,
-    roles, spaces, accs, rows, run, num_bytes,
-):  # fmt: skip
-    """Fill the columns (the second line of arguments) of all ranks' buffers but their places.
+def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv):
+    """Columns of all ranks' buffers but their places, in the order and with the dtypes of `Buffers`.
 
     A rank's own tensors differ from its column's only if heads are resharded. starts: rows before each span.
     """
+    total = offsets[-1]
+    roles, spaces, accs = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.bool_)
+    rows, run, num_bytes = np.empty((total, 2), np.int32), np.empty((total, 4), np.int16), np.empty(total, np.int64)
     intra, num_groups = heads.shape[0], heads.shape[1]
     i = 0
     for rank in range(len(offsets) - 1):
         column, index = rank // intra, rank % intra
         for b in range(of_column[column], of_column[column + 1]):
-            role, space, acc, shard = (
-                held[_HELD_ROLE, b],
-                held[_HELD_SPACE, b],
-                held[_HELD_ACC, b],
-                held[_HELD_SHARD, b],
-            )
+            role, space, acc = held[_HELD_ROLE, b], held[_HELD_SPACE, b], held[_HELD_ACC, b]
             roles[i], spaces[i], accs[i] = role, space, acc == 1
             outer = space == Space.INPUT or space == Space.OUTPUT
             own = intra > 1 and outer and not (backward and (role == Role.Q or role == Role.KV))
             h = all_heads if own else heads[index, held[_HELD_GROUP, b] % num_groups]
-            if shard >= 0:
-                first, stop = shards[shard], shards[shard + 1]
-            else:
+            first, stop = held[_HELD_FIRST, b], held[_HELD_STOP, b]
+            if first < 0:
                 first = rank_rows[rank, 0] if own else column_rows[column, 0]
                 stop = rank_rows[rank, 1] if own else column_rows[column, 1]
             rows[i, 0], rows[i, 1] = first, stop
@@ -187,13 +161,12 @@ def _fill_buffers(
             if stat > 0:
                 num_bytes[i] = -(-count * row // ALIGNMENT) * ALIGNMENT + count * stat
             i += 1
+    return roles, spaces, accs, rows, run, num_bytes
 
 
-def _size_scratch(problem: Problem, rows, programs: Programs) -> None:
-    """Size the scratch buffers of AllToAll, and strip them of rows and heads."""
-    spans, _, rank_rows = rows
-    buffers, ends = programs.buffers, row_starts(spans)
-    tokens = (ends[rank_rows[:, 1]] - ends[rank_rows[:, 0]]).reshape(-1, problem.topology.intra_sp)
+def _size_scratch(problem: Problem, tokens: np.ndarray, programs: Programs) -> None:
+    """Size the scratch buffers of AllToAll, and strip them of rows and heads. tokens: of each rank, int64."""
+    buffers, tokens = programs.buffers, tokens.reshape(-1, problem.topology.intra_sp)
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
     exchanges = np.flatnonzero(programs.op == Op.ALL_TO_ALL)
     rank = programs.rank[exchanges]

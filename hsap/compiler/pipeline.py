@@ -16,6 +16,7 @@ from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order, without_overlap
 from hsap.compiler.relay import relay
+from hsap.compiler.trays import SpanTable
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
@@ -30,47 +31,49 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
         assert own.num_ranks == problem.num_ranks, f"planner {planner} must use all ranks"
         problem = replace(problem, topology=own)
     _check_placement(problem, strategy, planner)
-    rows = place_rows(problem, strategy.shards)
+    spans, *rows = place_rows(problem, strategy.shards)
+    table = SpanTable.of(strategy.shards, spans)
     programs, charts, slices = [], [], []
     for forward, backward in zip(strategy.forward, strategy.backward):
         assert np.array_equal(forward.blocks.slices, backward.blocks.slices), "both directions cut blocks alike"
-        done = [
-            _compile(problem, strategy, s, direction, rows) for s, direction in zip((forward, backward), DIRECTIONS)
-        ]
+        done = []
+        for schedule, direction in zip((forward, backward), DIRECTIONS):
+            *compiled, table = _compile(problem, strategy, schedule, direction, table, rows)
+            done.append(compiled)
         programs.append(tuple(compiled for compiled, _ in done))
         charts.append(tuple(_chart(schedule) for _, schedule in done))
         slices.append(forward.blocks.slices)
     made = (tuple(slices), tuple(programs), tuple(charts), None if own == asked.topology else own)
-    plan = Plan(asked, planner, options, strategy.shards, *rows, *made)
+    plan = Plan(asked, planner, options, strategy.shards, table.spans, *rows, *made)
     _check_arena(plan)
     return plan
 
 
 def _compile(
-    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, rows
-) -> tuple[Programs, Schedule]:
+    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
+) -> tuple[Programs, Schedule, SpanTable]:
     """Run the passes on one mask and direction; the last ones again without overlap if the arena is too small."""
     transfers = order(strategy.shards, schedule, direction)
     if strategy.relay:
         nodes = problem.node_of[:: problem.topology.intra_sp]
         transfers = relay(strategy.shards, schedule, transfers, problem.heads, nodes)
-    programs = _emit(problem, strategy, schedule, transfers, direction, rows)
+    programs, grown = _emit(problem, strategy, schedule, transfers, direction, table, rows)
     if problem.arena_multiple is not None:
-        spans, _, rank_rows = rows
-        starts = row_starts(spans)
+        _, rank_rows = rows
+        starts = row_starts(table.spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
         if programs.arena_bytes().max() > arena_capacity(problem, tokens_per_rank):
             schedule, transfers = without_overlap(schedule, transfers)
-            programs = _emit(problem, strategy, schedule, transfers, direction, rows)
-    return programs, schedule
+            programs, grown = _emit(problem, strategy, schedule, transfers, direction, table, rows)
+    return programs, schedule, grown
 
 
-def _emit(problem: Problem, strategy: Strategy, schedule: Schedule, transfers, direction: str, rows) -> Programs:
-    inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
-    shards, num_groups = strategy.shards, strategy.num_groups
-    draft = lower(shards, schedule, transfers, direction, inter, num_groups, intra > 1)
-    programs = expand(problem, shards, schedule.blocks, draft, rows, num_groups, direction)
-    return place_buffers(programs)
+def _emit(
+    problem: Problem, strategy: Strategy, schedule: Schedule, transfers, direction: str, table: SpanTable, rows
+) -> tuple[Programs, SpanTable]:
+    inter, intra, num_groups = problem.topology.inter_sp, problem.topology.intra_sp, strategy.num_groups
+    draft = lower(table, schedule, transfers, direction, inter, num_groups, intra > 1)
+    return place_buffers(expand(problem, draft, *rows, num_groups, direction)), draft.table
 
 
 def _chart(schedule: Schedule) -> np.ndarray:

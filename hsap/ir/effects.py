@@ -136,7 +136,7 @@ def moved_bytes(plan: Plan, programs: Programs) -> np.ndarray:
 
 def attended_pairs(programs: Programs, slices: np.ndarray) -> np.ndarray:
     """Visible pairs times query heads that each instruction computes: int64 [n]. slices: the mask's slice table."""
-    ends = np.concatenate([[0], np.cumsum(area(slices))])
+    ends = np.concatenate([[0], np.cumsum(area(slices)[programs.index])])
     computes = (programs.op == Op.ATTEND) | (programs.op == Op.ATTEND_GRAD)
     lo, hi = np.where(computes[:, None], programs.slices, 0).T
     return (ends[hi] - ends[lo]) * programs.heads[:, 1].astype(np.int64)

@@ -20,7 +20,8 @@ from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS, Chart
 from hsap.ir.span import row_starts
 
-MAGIC = b"hsap-plan-1\n"
+MAGIC = b"hsap-plan-2\n"
+"""First bytes of the stored form; the number rises whenever the columns change their meaning."""
 MAX_HEADER_BYTES = 1 << 28
 
 
@@ -28,8 +29,10 @@ MAX_HEADER_BYTES = 1 << 28
 class Plan:
     """Problem, placement, and the forward and backward streams of every rank.
 
-    spans: int64 [n, 2], the span table that all `rows` point into. column_rows: int64 [inter_sp, 2] and rank_rows:
-    int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row order.
+    spans: int64 [n, 2], the span table that all `rows` point into: the shards' spans, those of ranks where
+    intra_sp > 1, then spans of shards again, in the orders in which ranks gather them. column_rows: int64 [inter_sp, 2]
+    and rank_rows: int64 [num_ranks, 2]: the range of `spans` that an InterSP shard and a rank's local rows are, in row
+    order.
     slices[mask]: int64 [n, 6]. programs[mask][direction]: direction 0 is forward, 1 backward.
     chart[mask][direction]: int64 [n, 6], a row per block (and head group), columns `Chart`.
     own_topology: the shape that a whole-group planner runs all ranks at, where it isn't the problem's.
@@ -207,7 +210,9 @@ def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
 def _split(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     start = len(MAGIC) + 8
     if data[: len(MAGIC)] != MAGIC or len(data) < start:
-        raise ValueError("not a stored plan: the file doesn't begin with hsap-plan-1")
+        raise ValueError(
+            "not a stored plan of this version: the file doesn't begin with hsap-plan-2; compile the batch again"
+        )
     size = int.from_bytes(data[len(MAGIC) : start], "little")
     if size > min(MAX_HEADER_BYTES, len(data) - start):
         raise ValueError(f"the header claims {size} bytes, more than the file has; it is cut short or damaged")

@@ -133,9 +133,11 @@ class Programs:
     """Instruction streams of all ranks for one mask and direction, rank r's at [offsets[r], offsets[r + 1]).
 
     op, role: int8 [n]. peer, round: int32 [n]. buf: int32 [n, 5] indices into `buffers`. rows: int32 [n, 2], range of
-    the plan's span table that is moved. slices: int32 [n, 2], range of the mask's slice table that is attended.
-    heads: int16 [n, 4], a `HeadRun` numbered within the column. NONE where an op has no such operand.
-    stage: int32 [n], for people and for the viewer, without meaning for execution.
+    the plan's span table that is moved. slices: int32 [n, 2], range of `index` that is attended. heads: int16 [n, 4], a
+    `HeadRun` numbered within the column. NONE where an op has no such operand. stage: int32 [n], for people and for the
+    viewer, without meaning for execution.
+    index: int32 [m], indices into the mask's slice table: a kernel attends the slices of many blocks, and the two
+    directions fuse different ones. The same instruction on all ranks of one intra group has the same range.
     """
 
     offsets: np.ndarray
@@ -148,6 +150,7 @@ class Programs:
     slices: np.ndarray
     heads: np.ndarray
     stage: np.ndarray
+    index: np.ndarray
     buffers: Buffers
 
     def __len__(self) -> int:
@@ -200,6 +203,7 @@ COLUMN_DTYPES = {
     "buf": np.int32,
     "rows": np.int32,
     "slices": np.int32,
+    "index": np.int32,
     "heads": np.int16,
     "stage": np.int32,
     "num_bytes": np.int64,

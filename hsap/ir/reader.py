@@ -50,7 +50,9 @@ def read_plan(text: str) -> Plan:
         for direction in DIRECTIONS:
             lines.current.word("direction", direction)
             lines.done()
-            pair.append((_array(lines.table("block", _block), 6), _programs(lines, problem, topology.intra_sp)))
+            chart = _array(lines.table("block", _block), 6)
+            index = _index(lines, len(slices[-1]) * problem.heads.num_q_heads)
+            pair.append((chart, _programs(lines, problem, topology.intra_sp, index)))
         charts.append(tuple(chart for chart, _ in pair))
         programs.append(tuple(streams for _, streams in pair))
     if lines.current.peek():
@@ -224,7 +226,26 @@ def _block(line: Words, count: int) -> list[int]:
     return out
 
 
-def _programs(lines: _Lines, problem: Problem, intra_sp: int) -> Programs:
+def _index(lines: _Lines, most: int) -> list[int]:
+    """Read the index of what is attended, of at most as many entries as there are slices times query heads."""
+    index: list[int] = []
+    while lines.starts("index"):
+        line = lines.current
+        line.word("index")
+        line.place(str(len(index)), "entry of the index")
+        while line.peek():
+            single = ":" not in line.peek()
+            first, *stop = line.integers("N" if single else "N:N", "a slice or a range of slices, as in 3:7", 32)
+            run = range(first, *stop) if stop else range(first, first + 1)
+            if not 0 < len(run) <= most - len(index):
+                line.at -= 1
+                raise line.fail(f"a range that isn't empty, and {most} entries of the index at most")
+            index += run
+        lines.done()
+    return index
+
+
+def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: list[int]) -> Programs:
     """Read the streams of all ranks for one mask and direction."""
     buffers: list[list[int]] = []
     code: list[list[int]] = []
@@ -254,7 +275,7 @@ def _programs(lines: _Lines, problem: Problem, intra_sp: int) -> Programs:
             lines.done()
         buffer_offsets.append(len(buffers))
         offsets.append(len(code))
-    programs = _columns(buffer_offsets, buffers, offsets, code)
+    programs = _columns(buffer_offsets, buffers, offsets, code, index)
     for line, rank, index, names in copies:
         source, target = place_names(programs.buffers, rank, programs.buf[index, :2].tolist())
         if names != (source, target):
@@ -301,8 +322,8 @@ def _instruction(line: Words, first_buffer: int, share: list[int]) -> tuple[list
     return [op, role, peer, round_, *buf, *padding, *rows, *slices, *heads], names
 
 
-def _columns(buffer_offsets: list[int], buffers: list[list[int]], offsets: list[int], code: list) -> Programs:
+def _columns(buffer_offsets: list[int], buffers: list, offsets: list[int], code: list, index: list) -> Programs:
     b, c = _array(buffers, 11), _array(code, 18)
     table = Buffers(np.array(buffer_offsets), b[:, 0], b[:, 1], b[:, 2], b[:, 3:5], b[:, 5:9], b[:, 9], b[:, 10])
     columns = (c[:, 0], c[:, 1], c[:, 2], c[:, 3], c[:, 4:9], c[:, 9:11], c[:, 11:13], c[:, 13:17], c[:, 17])
-    return typed(Programs(np.array(offsets), *columns, typed(table)))
+    return typed(Programs(np.array(offsets), *columns, np.array(index, np.int64), typed(table)))

@@ -187,6 +187,61 @@ def strips(table: np.ndarray, height: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return shrink(pieces)[0], owner
 
 
+def joined(table: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Join canonical slices that follow each other in the table and make up one: (canonical [m, 6], owners [m]).
+
+    owner: int64 [n], whose a slice is; slices of two owners stay apart. Same pairs. Neighbours along the keys are
+    joined first and then those along the queries, so that in a table ordered by strips of queries, and by keys in each,
+    a mask that was cut by a grid becomes what it was. Every pass joins neighbours two by two.
+    """
+    for turn in (_as_given, _transposed):
+        table = turn(table)
+        while True:
+            union, first = _unions(table, owner)
+            if not len(first):
+                break
+            kept = np.ones(len(table), bool)
+            kept[first + 1] = False
+            table = table.T.copy().T
+            table[first] = union
+            table, owner = table.T[:, kept].T, owner[kept]
+        table = turn(table)
+    return table, owner
+
+
+def _as_given(table: np.ndarray) -> np.ndarray:
+    return table
+
+
+def _transposed(table: np.ndarray) -> np.ndarray:
+    """Let queries and keys change places."""
+    return np.stack([*table.T[[K0, K1, Q0, Q1]], -table[:, HI], -table[:, LO]]).T
+
+
+def _unions(table: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find slices that make up one slice with the next, whose keys follow theirs: (unions [m, 6], their indices [m]).
+
+    Of several in a row every other one is given.
+    """
+    a, b = table[:-1].T, table[1:].T
+    likely = (owner[:-1] == owner[1:]) & (a[K1] == b[K0]) & (a[Q0] <= b[Q0]) & (a[Q1] <= b[Q1])
+    first = np.flatnonzero(likely)
+    a, b = a[:, first], b[:, first]
+    # Where the left one ends before the right one does, lo hides the rest; where the right begins later, hi does.
+    union = np.stack([a[Q0], b[Q1], a[K0], b[K1], a[LO], b[HI]])
+    halves = np.concatenate([union, union], axis=1)
+    halves[K1, : len(first)], halves[K0, len(first) :] = a[K1], b[K0]
+    pieces, kept = shrink(halves.T)
+    same = np.zeros(2 * len(first), bool)
+    same[kept] = (np.concatenate([a, b], axis=1)[:, kept] == pieces.T).all(axis=0)
+    sound = np.flatnonzero(same[: len(first)] & same[len(first) :])
+    first, union = first[sound], union[:, sound]
+    begins = np.append(True, np.diff(first) != 1)[: len(first)]
+    run = np.maximum.accumulate(np.where(begins, np.arange(len(first)), 0))
+    chosen = np.flatnonzero((np.arange(len(first)) - run) % 2 == 0)
+    return union[:, chosen].T, first[chosen]
+
+
 OVERLAPS_AT_ONCE = 1 << 18
 """Pairs of slices that `overlap` looks at together: 12 MiB for each table of them."""
 

@@ -21,8 +21,8 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Give the distinct keys in rising order, and which of them each key is: int64 [m] and [n]."""
     order = order_of(keys)
     in_order = keys[order]
-    fresh = in_order != np.roll(in_order, 1)
-    fresh[:1] = True
+    fresh = np.ones(len(keys), bool)
+    np.not_equal(in_order[1:], in_order[:-1], out=fresh[1:])
     index = np.empty(len(keys), np.int64)
     index[order] = np.cumsum(fresh) - 1
     return in_order[fresh], index

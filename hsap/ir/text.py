@@ -12,14 +12,15 @@
     slice 0 q [0,6) k [0,6) lo -5 hi 0
     direction forward
     block q 0 kv 0 group 0 rank 0 stage 0 area 21
+    index 0 0:3 7                   the slices that kernels attend: 0, 1, 2 and 7, from entry 0 of the index on
     stream rank 0
     b0 $q input rows 0:1 heads q0:8 kv0:2 bytes 24576
     stage 0
     #0 create $send-op $kv %1 round 2 b1 rows 0:1
 
 What follows `;` is for people. Heads are `first:count` (a buffer without has none), other pairs half-open ranges.
-Buffers b0, b1, … are a rank's own; `->` stands between those that are read and those that are written. An instruction
-without heads is for its rank's whole share.
+Buffers b0, b1, … are a rank's own; `->` stands between those that are read and those that are written. `slices` of an
+instruction are a range of the index. An instruction without heads is for its rank's whole share.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from hsap.ir.spelling import HEADER, MNEMONICS, ROLES, place_names, whole_share
 MAX_CHARACTERS = 1 << 28
 SPANS_A_LINE = 8
 SPANS_SHOWN = 3
+RUNS_A_LINE = 16
 
 
 def print_plan(plan: Plan) -> str:
@@ -61,6 +63,7 @@ def print_plan(plan: Plan) -> str:
             lines += ["", f"direction {name}"]
             for q, kv, group, rank, stage, area in plan.chart[mask][direction].tolist():
                 lines.append(f"block q {q} kv {kv} group {group} rank {rank} stage {stage} area {area}")
+            lines += _index(plan.programs[mask][direction].index)
             for rank in range(plan.num_ranks):
                 lines += ["", *stream_lines(plan, mask, direction, rank)]
     return "\n".join(lines) + "\n"
@@ -107,6 +110,14 @@ def _placement(plan: Plan) -> list[str]:
     ]
 
 
+def _index(index: np.ndarray) -> list[str]:
+    """Print an index as runs of slices, several a line."""
+    first = np.flatnonzero(np.append(True, np.diff(index.astype(np.int64)) != 1)[: len(index)])
+    stop = np.append(first[1:], len(index)) if len(first) else first
+    runs = [f"{index[a]}" if b - a == 1 else f"{index[a]}:{index[a] + b - a}" for a, b in zip(first, stop)]
+    return [f"index {first[i]} {' '.join(runs[i : i + RUNS_A_LINE])}" for i in range(0, len(runs), RUNS_A_LINE)]
+
+
 def _spans(table: np.ndarray) -> str:
     return " ".join(f"[{a},{b})" for a, b in table.tolist())
 
@@ -143,7 +154,7 @@ def _instruction(plan: Plan, mask: int, programs: Programs, i: int, rank: int, s
     if tuple(programs.slices[i].tolist()) != (NONE, NONE):
         a, b = programs.slices[i].tolist()
         words.append(f"slices {a}:{b}")
-        seen = _pairs(plan.slices[mask], a, b)
+        seen = _pairs(plan.slices[mask], programs.index, a, b)
     heads = programs.heads[i].tolist()
     if heads != share:
         words.append(_heads(heads))
@@ -176,11 +187,14 @@ def _positions(plan: Plan, pair: Sequence[int]) -> str:
     return f"  ; {_spans(plan.spans[a : min(b, a + SPANS_SHOWN)])}{more}"
 
 
-def _pairs(slices: np.ndarray, a: int, b: int) -> str:
-    """Comment with the rectangles of a slice range."""
-    if not 0 <= a < b <= len(slices):
+def _pairs(slices: np.ndarray, index: np.ndarray, a: int, b: int) -> str:
+    """Comment with the rectangles that a range of the index is."""
+    if not 0 <= a < b <= len(index):
         return ""
-    shown = slices[a : min(b, a + SPANS_SHOWN)]
+    which = index[a : min(b, a + SPANS_SHOWN)]
+    if which.min() < 0 or which.max() >= len(slices):
+        return ""
+    shown = slices[which]
     names = [Kind(kind).name.lower() for kind in kinds(shown).tolist()]
     drawn = [f"[{q0},{q1})×[{k0},{k1}) {n}" for (q0, q1, k0, k1, _, _), n in zip(shown.tolist(), names)]
     more = f" and {b - a - SPANS_SHOWN} more" if b - a > SPANS_SHOWN else ""

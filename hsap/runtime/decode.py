@@ -18,7 +18,7 @@ from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
 from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Space
 from hsap.ir.reshard import Reshard, reshard
-from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
+from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, joined
 from hsap.ir.span import row_starts
 from hsap.runtime.kernels import Kernel, Work
 from hsap.runtime.kernels.merge import merge, reset
@@ -56,6 +56,7 @@ class Decoder:
         intra = plan.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
         self.joined: dict[int, list[Instruction]] = {}
+        self.pieces = self._pieces()
 
     def decode(self) -> Decoded:
         """Decode the whole stream."""
@@ -67,7 +68,7 @@ class Decoder:
             for buffer in first.get(at, ()):
                 steps.append(self._empty(buffer))
                 names.append("empty")
-            step = self._step(instruction)
+            step = self._step(at, instruction)
             if step is not None:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
@@ -86,7 +87,7 @@ class Decoder:
                 first.setdefault(at, []).append(buffer)
         return first
 
-    def _step(self, instruction: Instruction) -> Step | None:
+    def _step(self, at: int, instruction: Instruction) -> Step | None:
         match instruction.op:
             case Op.SEND | Op.RECV:
                 self.joined.setdefault(instruction.round, []).append(instruction)
@@ -97,9 +98,9 @@ class Decoder:
                 round_ = instruction.round
                 return lambda views, transport: transport.wait(round_)
             case Op.ATTEND:
-                return self._attend(instruction)
+                return self._attend(at, instruction)
             case Op.ATTEND_GRAD:
-                return self._attend_grad(instruction)
+                return self._attend_grad(at, instruction)
             case Op.MERGE | Op.SUM | Op.COPY:
                 return self._fold(instruction)
             case Op.ALL_TO_ALL:
@@ -125,9 +126,9 @@ class Decoder:
 
     def _launch(self, round_: int) -> Step:
         sends, receives = [], []
-        for joined in self.joined.pop(round_, ()):
-            ends = sends if joined.op == Op.SEND else receives
-            ends.append((joined.peer, *self._rows(joined.buf[0], joined.rows)))
+        for transfer in self.joined.pop(round_, ()):
+            ends = sends if transfer.op == Op.SEND else receives
+            ends.append((transfer.peer, *self._rows(transfer.buf[0], transfer.rows)))
 
         def launch(views: list[View], transport: Transport) -> None:
             out = [(peer, t) for peer, at, row, n in sends for t in views[at].part(row, n).tensors()]
@@ -142,20 +143,37 @@ class Decoder:
         kv = heads.kv_first - int(self.buffers.heads[buffer, 2])
         return slice(q, q + heads.q_count), slice(kv, kv + heads.kv_count)
 
-    def _work(self, instruction: Instruction) -> Work:
-        """The kernel's work in rows of the operands' buffers."""
-        table = self.plan.slices[self.mask][instruction.slices[0] : instruction.slices[1]].copy()
+    def _pieces(self) -> dict[int, np.ndarray]:
+        """The slices that each kernel attends, by instruction, in rows of its operands' buffers.
+
+        There neighbours are joined: a document that was cut is often whole again in a rank's memory.
+        """
+        mine = np.arange(*self.programs.offsets[self.rank : self.rank + 2])
+        mine = mine[np.isin(self.programs.op[mine], (Op.ATTEND, Op.ATTEND_GRAD))]
+        tables = [self._in_rows(self.programs.instruction(at)) for at in mine.tolist()]
+        owner = np.repeat(np.arange(len(mine)), [len(table) for table in tables])
+        table, owner = joined(np.concatenate([np.zeros((0, 6), np.int64), *tables]), owner)
+        borders = np.searchsorted(owner, np.arange(len(mine) + 1))
+        return {at: table[borders[i] : borders[i + 1]] for i, at in enumerate(mine.tolist())}
+
+    def _in_rows(self, instruction: Instruction) -> np.ndarray:
+        """An instruction's slices in rows of the operands' buffers."""
+        table = self.plan.slices[self.mask][self.programs.index[slice(*instruction.slices)]]
         to_q = self._shift(instruction.buf[0], table[:, Q0])
         to_k = self._shift(instruction.buf[1], table[:, K0])
         table[:, [Q0, Q1]] += to_q[:, None]
         table[:, [K0, K1]] += to_k[:, None]
         table[:, [LO, HI]] += (to_k - to_q)[:, None]
+        return table
+
+    def _work(self, at: int, instruction: Instruction) -> Work:
+        """The kernel's work in rows of the operands' buffers."""
         heads = instruction.heads
         runs = tuple(
             HeadRun(r.q_first - heads.q_first, r.q_count, r.kv_first - heads.kv_first, r.kv_count)
             for r in self.plan.problem.heads.runs(self.share, heads)
         )
-        return Work(table, runs)
+        return Work(self.pieces[at], runs)
 
     def _shift(self, buffer: int, positions: np.ndarray) -> np.ndarray:
         """What to add to token positions to get rows of a buffer."""
@@ -165,8 +183,8 @@ class Decoder:
         span = by_position[np.searchsorted(spans[by_position, 0], positions, side="right") - 1]
         return self.starts[lo + span] - self.starts[lo] - spans[span, 0]
 
-    def _attend(self, instruction: Instruction) -> Step:
-        prepared = self.kernel.prepare(self._work(instruction), self.device)
+    def _attend(self, at: int, instruction: Instruction) -> Step:
+        prepared = self.kernel.prepare(self._work(at, instruction), self.device)
         q, kv, o = (b - self.memory.first for b in instruction.buf)
         hq, hkv, ho = self._operand_heads(instruction)
         attend, scale = self.kernel.attend, self.scale
@@ -177,8 +195,8 @@ class Decoder:
 
         return step
 
-    def _attend_grad(self, instruction: Instruction) -> Step:
-        prepared = self.kernel.prepare(self._work(instruction), self.device)
+    def _attend_grad(self, at: int, instruction: Instruction) -> Step:
+        prepared = self.kernel.prepare(self._work(at, instruction), self.device)
         q, kv, do, dq, dkv = (b - self.memory.first for b in instruction.buf)
         hq, hkv, hdo, hdq, hdkv = self._operand_heads(instruction)
         attend_grad, scale = self.kernel.attend_grad, self.scale

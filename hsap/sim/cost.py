@@ -3,8 +3,9 @@
 A kernel costs a fixed overhead, a little per slice, and its work over a rate. For attention the work is
 4 · pairs · query heads · dim operations (backward 2.5 times that: five products instead of two), over the pairs of all
 *tiles* that a slice touches: flash kernels compute whole tiles, so that small and ragged slices reach less of the
-device. What a kernel adds to its accumulators, and Copy, Merge, Sum and AllToAll's reordering, are bytes over memory
-bandwidth. A message costs its link's latency and bytes over the link's rate.
+device. Slices of one kernel that make up one slice count as that one. What a kernel adds to its accumulators, and Copy,
+Merge, Sum and AllToAll's reordering, are bytes over memory bandwidth. A message costs its link's latency and bytes over
+the link's rate.
 
 Not modelled: how many kernels a runtime makes of one instruction, devices left partly idle by few tiles, memory that
 communication takes from compute, and contention inside switches.
@@ -21,7 +22,8 @@ from hsap.ir.plan import Plan
 from hsap.ir.precision import row_bytes
 from hsap.ir.problem import Cluster
 from hsap.ir.program import OPERANDS, Access, Op, Programs, Role, Space
-from hsap.ir.slice import K0, K1, Q0, Q1, area
+from hsap.ir.slice import K0, K1, Q0, Q1, area, joined
+from hsap.ir.span import ranges as span_ranges
 from hsap.ir.span import row_starts
 
 FLOPS_PER_PAIR = {Op.ATTEND: 4.0, Op.ATTEND_GRAD: 10.0}
@@ -57,17 +59,21 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
 
 def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, rate: float, cluster: Cluster):
     dim = plan.problem.heads.head_dim
-    lo, hi = programs.slices[index].T.astype(np.int64)
-    heads = programs.heads[index]
-    pairs, q_rows, k_rows = (
-        _over(column, lo, hi)
+    # The ranks of an intra group share a range of the index.
+    ranges, which = np.unique(programs.slices[index], axis=0, return_inverse=True)
+    owner, entry = span_ranges(*ranges.T.astype(np.int64))
+    pieces, owner = joined(slices[programs.index[entry]], owner)
+    count, pairs, q_rows, k_rows = (
+        np.bincount(owner, column, len(ranges))[which]
         for column in (
-            tiled_pairs(slices, cluster.tile_tokens),
-            slices[:, Q1] - slices[:, Q0],
-            slices[:, K1] - slices[:, K0],
+            None,
+            tiled_pairs(pieces, cluster.tile_tokens),
+            pieces[:, Q1] - pieces[:, Q0],
+            pieces[:, K1] - pieces[:, K0],
         )
     )
-    seconds = np.where(hi > lo, cluster.kernel_overhead_s, 0.0) + (hi - lo) * cluster.slice_overhead_s
+    heads = programs.heads[index]
+    seconds = np.where(count > 0, cluster.kernel_overhead_s, 0.0) + count * cluster.slice_overhead_s
     seconds += FLOPS_PER_PAIR[op] * dim * heads[:, 1] * pairs / rate
     for role in ADDED[op]:
         # The part is written and read in the inputs' width, the accumulator read and written in its own.
@@ -75,12 +81,6 @@ def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, ra
         rows = k_rows if role == Role.DKV else q_rows
         seconds += 2 * rows * row / cluster.memory_bytes_per_s
     return seconds
-
-
-def _over(column: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """Sum a column of the slice table over each range."""
-    ends = np.concatenate([[0], np.cumsum(column)])
-    return ends[hi] - ends[lo]
 
 
 def tiled_pairs(slices: np.ndarray, tile: int) -> np.ndarray:

@@ -15,11 +15,11 @@ import numpy as np
 from hsap.ir.effects import ACCESS, NUM_OPERANDS
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import cut
-from hsap.loops import inner, loop
+from hsap.ir.span import ranges
+from hsap.loops import loop
 from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
 from hsap.verify.fingerprint import MEMORY, PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
-from hsap.verify.structure import distinct_ranges
 
 _ROLES = np.arange(-1, len(Role) - 1)
 _IS_KV, _IS_PARTIAL = np.isin(_ROLES, KV_ROLES), np.isin(_ROLES, PARTIAL_ROLES)
@@ -98,39 +98,44 @@ def _culprit(table, wanted, sums, weights: PairWeights) -> tuple[int | None, str
 
 
 def _attending(s: Stream, slice_index: int) -> int | None:
-    ranges = s.programs.slices
-    found = np.flatnonzero((ranges[:, 0] <= slice_index) & (slice_index < ranges[:, 1]))
+    first, stop = s.programs.slices.T
+    entries = np.flatnonzero(s.index == slice_index)[:1]
+    found = np.flatnonzero((first <= entries) & (entries < stop)) if len(entries) else entries
     return int(found[0]) if len(found) else None
 
 
 def blocks(s: Stream) -> Iterator[Found]:
     """Every slice is attended once for every query head, over all ranks together."""
     heads = random_sums(s.plan.problem.heads.num_q_heads)
-    none = (np.zeros(len(s.slices), dtype) for dtype in (np.int64, np.int64, np.uint64))
-    if not _all_attended(s.code, s.shares, heads, *none):
+    if not _all_attended(s.code, s.index, s.shares, heads, len(s.slices)):
         yield from _unattended(s)
 
 
 @loop
-def _all_attended(code, shares, heads, stop_at, count, weight):
-    """Whether every block is attended for every query head once, by number and by random sum as for pairs.
+def _all_attended(code, index, shares, heads, num_slices):
+    """Whether every slice is attended for every query head once, by number and by random sum as for pairs.
 
-    heads: sums of random weights before each query head. stop_at, count, weight: zeros [num_slices]. Needs
-    `structure.attended`.
+    heads: sums of random weights before each query head. Needs `structure.attended`.
     """
+    # First by range of the index, which the ranks of an intra group share.
+    stop_at, of_range = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
+    weight_of_range = np.zeros(len(index), np.uint64)
     for i in range(code.shape[1]):
         if (code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD) and code[HEADS + 1, i] > 0:
-            block = code[SLICES, i]
+            first = code[SLICES, i]
             low = code[HEADS, i] + shares[code[RANK, i] % len(shares), 0]
-            stop_at[block] = code[SLICES + 1, i]
-            count[block] += code[HEADS + 1, i]
-            weight[block] += heads[low + code[HEADS + 1, i]] - heads[low]
-    block = 0
-    while block < len(count):
-        if count[block] != len(heads) - 1 or weight[block] != heads[len(heads) - 1]:
-            return False
-        block = stop_at[block]
-    return True
+            stop_at[first] = code[SLICES + 1, i]
+            of_range[first] += code[HEADS + 1, i]
+            weight_of_range[first] += heads[low + code[HEADS + 1, i]] - heads[low]
+    count, weight = np.zeros(num_slices, np.int64), np.zeros(num_slices, np.uint64)
+    for first in range(len(index)):
+        for entry in range(first, stop_at[first]):
+            count[index[entry]] += of_range[first]
+            weight[index[entry]] += weight_of_range[first]
+    wrong = 0
+    for i in range(num_slices):
+        wrong += count[i] != len(heads) - 1 or weight[i] != heads[-1]
+    return wrong == 0
 
 
 def _unattended(s: Stream) -> Iterator[Found]:
@@ -138,13 +143,11 @@ def _unattended(s: Stream) -> Iterator[Found]:
     p, problem = s.programs, s.plan.problem
     index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
     index = index[p.heads[index, 1] > 0]
-    first, stop = p.slices.take(index, axis=0).astype(np.int64).T
-    ranges, which = distinct_ranges(first, stop, len(s.slices))
-    borders = np.concatenate([[0], ranges[:, 1]])
-    gaps = np.flatnonzero(borders != np.append(ranges[:, 0], len(s.slices)))
-    if len(gaps):
-        missing = int(borders[gaps[0]])
-        yield Found(f"slice {missing}, {_show(s.slices[missing])}, is attended by no rank")
+    owner, entry = ranges(*p.slices.take(index, axis=0).astype(np.int64).T)
+    index, which = index[owner], s.index[entry]
+    missing = np.flatnonzero(np.bincount(which, minlength=len(s.slices)) == 0)
+    if len(missing):
+        yield Found(f"slice {missing[0]}, {_show(s.slices[missing[0]])}, is attended by no rank")
         return
     low = p.heads[index, 0] + s.shares[s.rank[index] % s.plan.topology.intra_sp, 0]
     order = np.argsort(which * (problem.heads.num_q_heads + 1) + low, kind="stable")
@@ -153,13 +156,13 @@ def _unattended(s: Stream) -> Iterator[Found]:
     fresh = np.r_[True, which[1:] != which[:-1]][: len(which)]
     last = np.r_[fresh[1:], True][: len(which)]
     before = np.where(fresh, 0, np.r_[0, high[:-1]][: len(which)])
-    say = "slices {} are attended for query heads {}..{}, but {} heads are covered before them"
+    say = "a slice of {} is attended for query heads {}..{}, but {} heads are covered before them"
     yield from at(
         index[low != before],
         lambda i: say.format(p.slices[i], *(_span(s, i)), "not all" if _span(s, i)[0] else "some"),
     )
     short = index[last & (high != problem.heads.num_q_heads)]
-    yield from at(short, lambda i: f"slices {p.slices[i]} are attended for query heads up to {_span(s, i)[1]} only")
+    yield from at(short, lambda i: f"a slice of {p.slices[i]} is attended for query heads up to {_span(s, i)[1]} only")
 
 
 def _span(s: Stream, i: int) -> tuple[int, int]:
@@ -171,10 +174,8 @@ def moved_once(s: Stream) -> Iterator[Found]:
     """What is written is written once and wholly; partial results are taken out once and wholly."""
     heads = s.plan.problem.heads
     spans = random_sums(len(s.plan.spans))
-    n = len(s.buffers)
-    why = np.zeros(n, np.uint8)
-    _unfilled(s.code, s.held, spans, random_sums(max(heads.num_q_heads, heads.num_kv_heads)), s.last, NUM_OPERANDS,
-              ACCESS, _IS_KV, _IS_PARTIAL, np.zeros((2, n), np.uint64), np.zeros((2, n), np.int64), why)  # fmt: skip
+    why = _unfilled(s.code, s.held, spans, random_sums(max(heads.num_q_heads, heads.num_kv_heads)),
+                    s.last, NUM_OPERANDS, ACCESS, _IS_KV, _IS_PARTIAL)  # fmt: skip
     if not why.any():
         return
     say = "{} isn't written exactly once in all its rows and heads"
@@ -184,12 +185,14 @@ def moved_once(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial, weights, areas, why):
-    """Buffers that moves don't fill or empty exactly once: adds to why [n] 1 not written, 2 not passed on.
+def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial):
+    """Buffers that moves don't fill or empty exactly once: uint8 [n], 1 not written, 2 not passed on.
 
     Rectangles of spans × heads fill a buffer once if their areas and their random sums add up to its own, as for pairs.
-    spans, heads: sums of random weights before each. weights, areas: zeros [2, n]. Needs all of `structure`.
+    spans, heads: sums of random weights before each. Needs all of `structure`.
     """
+    num_buffers = held.shape[1]
+    weights, areas = np.zeros((2, num_buffers), np.uint64), np.zeros((2, num_buffers), np.int64)
     for i in range(code.shape[1]):
         op = code[OP, i]
         for k in range(num_operands[op]):
@@ -204,7 +207,8 @@ def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_pa
             weight, area = _rectangle(held if whole else code, buffer if whole else i, spans, heads, is_kv[role + 1])
             weights[int(passed_on), buffer] += weight
             areas[int(passed_on), buffer] += area
-    for b in range(len(why)):
+    why = np.zeros(num_buffers, np.uint8)
+    for b in range(num_buffers):
         role, space = held[ROLE, b], held[SPACE, b]
         if role == Role.NONE:
             continue
@@ -216,9 +220,10 @@ def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_pa
         must = touched and is_partial[role + 1] and space == Space.ARENA
         if must and (weights[1, b] != weight or areas[1, b] != area):
             why[b] |= 2
+    return why
 
 
-@inner
+@loop
 def _rectangle(table, i, spans, heads, kv):
     """Weight, modulo 2^64, and area of the rows and (query or KV) heads of an instruction or a buffer."""
     side = HEADS + 2 if kv else HEADS
@@ -229,7 +234,7 @@ def _rectangle(table, i, spans, heads, kv):
 
 def in_time(s: Stream) -> Iterator[Found]:
     """Nothing is read before it is complete, nor changed after it is read or while it is on its way."""
-    i, operand, done = _early(s.code, s.until, NUM_OPERANDS, ACCESS, np.full(len(s.buffers), -1))
+    i, operand, done = _early(s.code, s.held.shape[1], s.until, NUM_OPERANDS, ACCESS)
     # Shown at the read, or at the change if that comes later and is all there is to blame.
     if operand >= 0:
         say = f"{Op(s.programs.op[i]).name} reads {s.describe(s.code[BUF + operand, i])} before its last change is over"
@@ -237,11 +242,9 @@ def in_time(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _early(code, until, num_operands, access, done):
-    """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so.
-
-    done: -1 for each buffer.
-    """
+def _early(code, num_buffers, until, num_operands, access):
+    """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so."""
+    done = np.full(num_buffers, -1)
     for i in range(code.shape[1]):
         for k in range(num_operands[code[OP, i]]):
             if access[code[OP, i], k] != Access.READ:

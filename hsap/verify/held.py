@@ -40,9 +40,7 @@ _IS_KV = _roles(*KV_ROLES)
 def ends(s: Stream) -> Iterator[Found]:
     """Every rank has each input and output once, and keeps q and kv if heads are resharded."""
     wanted = _WANTED[DIRECTIONS[s.direction], s.plan.topology.intra_sp > 1]
-    count, wrong = np.zeros((s.plan.num_ranks, *wanted.shape), np.int64), np.full(len(wanted), -1)
-    lonely = np.zeros(len(s.buffers), bool)
-    _miscounted(s.held, wanted, _ARENA[s.direction], count, wrong, lonely)
+    wrong, lonely = _miscounted(s.held, wanted, s.plan.num_ranks, _ARENA[s.direction])
     for space, rank in zip(Space, wrong.tolist()):
         if rank >= 0:
             names = ", ".join(Role(r - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
@@ -51,11 +49,13 @@ def ends(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _miscounted(held, wanted, arena_roles, count, wrong, lonely):
-    """Set `wrong`, from -1, to the first rank with a wrong number of ends in each space; mark buffers without a place.
+def _miscounted(held, wanted, num_ranks, arena_roles):
+    """First rank with a wrong number of ends in each space, or -1; and whether a buffer has no place: bool [n].
 
-    count: zeros [num_ranks, space, role + 1]. Needs `enumerations`.
+    Needs `enumerations`.
     """
+    count = np.zeros((num_ranks, wanted.shape[0], wanted.shape[1]), np.int64)
+    lonely = np.zeros(held.shape[1], np.bool_)
     for b in range(held.shape[1]):
         space, role, acc = held[SPACE, b], held[ROLE, b], held[ACC, b]
         if space == Space.ARENA:
@@ -63,27 +63,46 @@ def _miscounted(held, wanted, arena_roles, count, wrong, lonely):
         else:
             lonely[b] = acc == 1
             count[held[RANK, b], space, role + 1] += 1
-    for rank in range(len(count)):
-        for space in range(len(wrong)):
+    wrong = np.full(wanted.shape[0], -1)
+    for space in range(len(wrong)):
+        for rank in range(num_ranks - 1, -1, -1):
             for role in range(wanted.shape[1]):
-                if wrong[space] < 0 and count[rank, space, role] != wanted[space, role]:
+                if count[rank, space, role] != wanted[space, role]:
                     wrong[space] = rank
+    return wrong, lonely
 
 
 def held(s: Stream) -> Iterator[Found]:
-    """Buffers hold a range of the shards' spans and heads of their column, ends just the rank's own, scratch none."""
+    """Buffers hold shards' spans, none twice, and heads of their column, ends just the rank's own, scratch none."""
     plan, heads = s.plan, s.plan.problem.heads
     all_heads = np.array(heads.all_heads, np.int64)
-    misplaced = np.empty(len(s.buffers), bool)
-    _misplaced(s.held, plain(plan.column_rows), plain(plan.rank_rows), s.shares, all_heads, heads.group,
-               len(plan.shards.spans), s.direction == 1, misplaced)  # fmt: skip
+    misplaced = _misplaced(s.held, plain(plan.column_rows), plain(plan.rank_rows), s.shares, all_heads, heads.group,
+                           distinct_from(s.origin, len(plan.shards.spans)), s.direction == 1)  # fmt: skip
     say, b = "{} can't hold rows {} and heads {} here", s.buffers
     yield from at_buffers(s, np.flatnonzero(misplaced), lambda i: say.format(s.describe(i), b.rows[i], b.heads[i]))
 
 
 @loop
-def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans, backward, out):
-    """Fill `out` with whether a buffer holds what it must not; needs `enumerations`. num_spans: of the shards."""
+def distinct_from(origin, num_spans):
+    """Least first span with which a range that ends before each span has no shards' span twice: int64 [n + 1].
+
+    No range has a span that isn't a shard's. num_spans: of the shards.
+    """
+    least = np.zeros(len(origin) + 1, np.int64)
+    behind = np.zeros(num_spans, np.int64)  # behind where each of them was last
+    for i in range(len(origin)):
+        if origin[i] < 0:
+            least[i + 1] = i + 1
+        else:
+            least[i + 1] = max(least[i], behind[origin[i]])
+            behind[origin[i]] = i + 1
+    return least
+
+
+@loop
+def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, least, backward):
+    """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. least: of `distinct_from`."""
+    out = np.zeros(held.shape[1], np.bool_)
     intra = len(shares)
     for b in range(len(out)):
         role, space, rank = held[ROLE, b], held[SPACE, b], held[RANK, b]
@@ -92,29 +111,34 @@ def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, num_spans
         if backward and (role == Role.Q or role == Role.KV):
             outer = False
         if role == Role.NONE:
-            first = stop = NONE
-            q_first, q_count, kv_first, kv_count = 0, 0, 0, 0
+            sound = _is(held, b, NONE, NONE, 0, 0, 0, 0)
         elif outer and intra > 1:
-            first, stop = rank_rows[rank, 0], rank_rows[rank, 1]
-            q_first, q_count, kv_first, kv_count = all_heads[0], all_heads[1], all_heads[2], all_heads[3]
+            h = all_heads
+            sound = _is(held, b, rank_rows[rank, 0], rank_rows[rank, 1], h[0], h[1], h[2], h[3])
         elif space != Space.ARENA:
-            first, stop = column_rows[rank // intra, 0], column_rows[rank // intra, 1]
-            q_first, q_count, kv_first, kv_count = 0, share[1], 0, share[3]
+            rows = column_rows[rank // intra]
+            sound = _is(held, b, rows[0], rows[1], 0, share[1], 0, share[3])
         else:
             first, stop = held[ROWS, b], held[ROWS + 1, b]
-            out[b] = not (first >= 0 and first <= stop and stop <= num_spans and heads_sound(held, b, share, group))
-            continue
-        rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
-        q = held[HEADS, b] == q_first and held[HEADS + 1, b] == q_count
-        out[b] = not (rows and q and held[HEADS + 2, b] == kv_first and held[HEADS + 3, b] == kv_count)
+            sound = first >= 0 and first <= stop and stop < len(least) and heads_sound(held, b, share, group)
+            sound = sound and (first == stop or first >= least[stop])
+        out[b] = not sound
+    return out
+
+
+@loop
+def _is(held, b, first, stop, q_first, q_count, kv_first, kv_count):
+    """Whether a buffer has just these rows and heads."""
+    rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
+    q = held[HEADS, b] == q_first and held[HEADS + 1, b] == q_count
+    return rows and q and held[HEADS + 2, b] == kv_first and held[HEADS + 3, b] == kv_count
 
 
 def sizes(s: Stream) -> Iterator[Found]:
     """A buffer's bytes are what its rows, heads and dtype take; offsets are there and aligned just in the arena."""
     b, plan = s.buffers, s.plan
     unit = unit_bytes(plan.precision, plan.problem.heads.head_dim)
-    why, wanted = np.zeros(len(b), np.uint8), np.zeros(len(b), np.int64)
-    _misfits(s.held, row_starts(plan.spans), unit, _IS_KV, why, wanted)
+    why, wanted = _misfits(s.held, row_starts(plan.spans), unit, _IS_KV)
     if not why.any():
         return
     say = "{} has {} bytes; its rows and heads take {}"
@@ -127,11 +151,12 @@ def sizes(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _misfits(held, ends, unit, is_kv, why, wanted):
-    """Judge bytes and offsets: adds to why [n] 1 bytes, 2 scratch, 4 offset; fills wanted bytes [n].
+def _misfits(held, ends, unit, is_kv):
+    """Judge bytes and offsets: (why [n], 1 bytes, 2 scratch, 4 offset; wanted bytes [n]); needs `enumerations`, `held`.
 
-    ends: rows before each span. unit: of `unit_bytes`. Needs `enumerations`, `held`.
+    ends: rows before each span. unit: of `unit_bytes`.
     """
+    why, wanted = np.zeros(held.shape[1], np.uint8), np.zeros(held.shape[1], np.int64)
     for b in range(len(why)):
         role, space, acc = held[ROLE, b], held[SPACE, b], held[ACC, b]
         if role == Role.NONE:
@@ -153,3 +178,4 @@ def _misfits(held, ends, unit, is_kv, why, wanted):
             placed = offset == NONE
         if not placed:
             why[b] |= 4
+    return why, wanted

@@ -77,7 +77,7 @@ def _table(prefix: str, table: Programs | Buffers, num_ranks: int) -> Iterator[t
     kind = "buffers." if isinstance(table, Buffers) else ""
     length = _length(table.role)
     for name in names:
-        first = num_ranks + 1 if name == "offsets" else length
+        first = {"offsets": num_ranks + 1, "index": None}.get(name, length)
         shape = (first, COLUMN_WIDTHS[name]) if name in COLUMN_WIDTHS else (first,)
         yield f"{prefix}.{kind}{name}", getattr(table, name), COLUMN_DTYPES[name], shape
 
@@ -128,8 +128,9 @@ def _rank_rows(plan: Plan, inter: int, intra: int) -> Iterator[str]:
     if (rows[:, 0] < 0).any() or (rows[:, 1] > len(plan.spans)).any() or (rows[:, 0] > rows[:, 1]).any():
         yield "rank_rows must be ranges of the span table"
         return
-    if len(plan.spans) != (len(plan.shards.spans) if intra == 1 else rows[-1, 1]):
-        yield "the span table has spans that belong to no rank"
+    behind = len(plan.shards.spans) if intra == 1 else int(rows[-1, 1])
+    if (origins(plan)[behind:] < 0).any():
+        yield "the span table's spans behind those of shards and ranks must each be a span of a shard"
         return
     if intra == 1:
         if not np.array_equal(rows, plan.column_rows):
@@ -156,3 +157,17 @@ def capacity(plan: Plan) -> Iterator[str]:
 def offsets_sound(offsets: np.ndarray, total: int) -> bool:
     """Whether offsets rise from 0 to `total`."""
     return bool(len(offsets) and offsets[0] == 0 and offsets[-1] == total and (offsets[1:] >= offsets[:-1]).all())
+
+
+def origins(plan: Plan) -> np.ndarray:
+    """Which shards' span each span of the table is, -1 where it is none of them: int64 [n].
+
+    Rows that are gathered on a rank are a copy of the shards' spans in another order; by this they are known again.
+    """
+    spans = plan.shards.spans
+    order = np.argsort(spans[:, 0], kind="stable")
+    place = np.minimum(np.searchsorted(spans[order, 0], plan.spans[:, 0]), max(len(spans) - 1, 0))
+    if not len(spans):
+        return np.full(len(plan.spans), -1)
+    found = order[place]
+    return np.where((spans[found] == plan.spans).all(axis=1), found, -1)

@@ -15,7 +15,8 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Role
 from hsap.ir.schedule import DIRECTIONS
 from hsap.loops import loop
-from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table
+from hsap.verify.columns import BUF, OP, RANK, buffer_table, instruction_table, plain
+from hsap.verify.placement import origins
 from hsap.verify.report import Fault
 from hsap.verify.slices import spans_of
 
@@ -39,10 +40,12 @@ Rule = Callable[["Stream"], Iterable[Found]]
 class Stream:
     """A program of a plan whose columns have the right shapes and whose rank borders are sound.
 
-    code, held: the instruction and the buffer table, see `columns`. shares: int64 [intra_sp, 4], head share of each
-    intra index, a `HeadRun` over all heads. Only once operands are known to be sound, None before: until: int64 [n],
-    last instruction during which an instruction's operands must be left alone (its wait for transfers, else itself);
-    first, last: int64 [num_buffers], first and last instruction at which a buffer must exist, (n, -1) if untouched.
+    code, held: the instruction and the buffer table, see `columns`. slice_spans: which of the shards' spans holds each
+    slice's queries and keys, int64 [num_slices] each. shares: int64 [intra_sp, 4], head share of each intra index, a
+    `HeadRun` over all heads. index: int64 [m], the program's. origin: int64 [spans of the table], which of the shards'
+    spans each one is. Only once operands are known to be sound, None before: until: int64 [n], last instruction during
+    which an instruction's operands must be left alone (its wait for transfers, else itself); first, last: int64
+    [num_buffers], first and last instruction at which a buffer must exist, (n, -1) if untouched.
     """
 
     plan: Plan
@@ -52,6 +55,8 @@ class Stream:
     held: np.ndarray
     slice_spans: tuple[np.ndarray, np.ndarray]
     shares: np.ndarray
+    index: np.ndarray
+    origin: np.ndarray
     until: np.ndarray | None = None
     first: np.ndarray | None = None
     last: np.ndarray | None = None
@@ -61,9 +66,10 @@ class Stream:
         """Give the forward and the backward stream of a mask."""
         sides = spans_of(plan.shards, plan.slices[mask])
         shares = np.array(plan.problem.heads.shares(plan.topology.intra_sp), np.int64)
-        pair = enumerate(plan.programs[mask])
+        origin = origins(plan)
         forward, backward = (
-            cls(plan, mask, d, instruction_table(p), buffer_table(p.buffers), sides, shares) for d, p in pair
+            cls(plan, mask, d, instruction_table(p), buffer_table(p.buffers), sides, shares, plain(p.index), origin)
+            for d, p in enumerate(plan.programs[mask])
         )
         return forward, backward
 
@@ -71,8 +77,7 @@ class Stream:
         """Add until when instructions last, and from when to when buffers are alive."""
         until = wait_of(self.programs)
         until = np.where(until >= 0, until, np.arange(len(until)))
-        first, last = np.full(len(self.buffers), len(until)), np.full(len(self.buffers), -1)
-        _lives(self.code, until, NUM_OPERANDS, first, last)
+        first, last = _lives(self.code, self.held.shape[1], until, NUM_OPERANDS)
         return replace(self, until=until, first=first, last=last)
 
     @property
@@ -115,12 +120,14 @@ class Stream:
 
 
 @loop
-def _lives(code, until, num_operands, first, last):
-    """Widen (first, last), from (n, -1), to when each buffer must exist; needs `structure.operands`."""
+def _lives(code, num_buffers, until, num_operands):
+    """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`."""
+    first, last = np.full(num_buffers, code.shape[1]), np.full(num_buffers, -1)
     for i in range(code.shape[1]):
         for k in range(num_operands[code[OP, i]]):
             buffer = code[BUF + k, i]
             first[buffer], last[buffer] = min(first[buffer], i), max(last[buffer], until[i])
+    return first, last
 
 
 def same_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -96,8 +96,7 @@ _ALLOWED_TABLE = _allowed_table()
 def enumerations(s: Stream) -> Iterator[Found]:
     """Ops, roles, spaces are members of their enumerations; ops belong to the direction; rounds aren't negative."""
     p = s.programs
-    why, bad = np.zeros(len(p), np.uint8), np.zeros(len(p.buffers), bool)
-    _unknown(s.code, s.held, _IN_DIRECTION[s.direction], _IS_ROUNDED, why, bad)
+    why, bad = _unknown(s.code, s.held, _IN_DIRECTION[s.direction], _IS_ROUNDED)
     if not why.any() and not bad.any():
         return
     yield from at(np.flatnonzero(why & 1), lambda i: f"op {int(p.op[i])} doesn't exist in this direction")
@@ -107,11 +106,12 @@ def enumerations(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unknown(code, held, in_direction, is_rounded, why, bad):
-    """Judge every enumeration: adds to why [n] 1 op, 2 role, 4 round; sets whether a buffer is bad [num_buffers].
+def _unknown(code, held, in_direction, is_rounded):
+    """Judge every enumeration: (why [n], 1 op, 2 role, 4 round; whether a buffer is bad [num_buffers]).
 
     in_direction, is_rounded: tables over all ops.
     """
+    why, bad = np.zeros(code.shape[1], np.uint8), np.zeros(held.shape[1], np.bool_)
     for i in range(len(why)):
         op, role = code[OP, i], code[ROLE, i]
         exists = 0 <= op < len(in_direction)
@@ -124,44 +124,43 @@ def _unknown(code, held, in_direction, is_rounded, why, bad):
     for b in range(len(bad)):
         role, space = held[ROLE, b], held[SPACE, b]
         bad[b] = role < -1 or role > Role.DKV or space < 0 or space > Space.ARENA or held[ACC, b] > 1
+    return why, bad
 
 
 def operands(s: Stream) -> Iterator[Found]:
     """Operands are buffers of the instruction's own rank."""
     p = s.programs
-    foreign = np.zeros(len(p), bool)
-    _foreign(s.code, plain(s.buffers.offsets), NUM_OPERANDS, foreign)
-    yield from at(
-        np.flatnonzero(foreign), lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s"
-    )
+    bad = np.flatnonzero(_foreign(s.code, plain(s.buffers.offsets), NUM_OPERANDS))
+    yield from at(bad, lambda i: f"{Op(p.op[i]).name} names a buffer that isn't rank {int(s.rank[i])}'s")
 
 
 @loop
-def _foreign(code, offsets, num_operands, foreign):
-    """Mark instructions that name a buffer of another rank or none; needs known ops."""
+def _foreign(code, offsets, num_operands):
+    """Whether an instruction names a buffer of another rank or none; needs known ops: bool [n]."""
+    foreign = np.zeros(code.shape[1], np.bool_)
     for i in range(len(foreign)):
         rank = code[RANK, i]
         for k in range(num_operands[code[OP, i]]):
             foreign[i] |= code[BUF + k, i] < offsets[rank] or code[BUF + k, i] >= offsets[rank + 1]
+    return foreign
 
 
 def peers(s: Stream) -> Iterator[Found]:
     """Transfers go to another rank of the same intra column."""
     p = s.programs
-    astray = np.zeros(len(p), bool)
-    _astray(s.code, s.plan.num_ranks, s.plan.topology.intra_sp, astray)
-    yield from at(
-        np.flatnonzero(astray), lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column"
-    )
+    bad = np.flatnonzero(_astray(s.code, s.plan.num_ranks, s.plan.topology.intra_sp))
+    yield from at(bad, lambda i: f"peer {int(p.peer[i])} isn't another rank of the same intra column")
 
 
 @loop
-def _astray(code, num_ranks, intra, astray):
-    """Mark transfers whose peer isn't another rank of their column."""
+def _astray(code, num_ranks, intra):
+    """Whether a transfer's peer isn't another rank of its column: bool [n]."""
+    astray = np.zeros(code.shape[1], np.bool_)
     for i in range(len(astray)):
         if code[OP, i] == Op.SEND or code[OP, i] == Op.RECV:
             peer, rank = code[PEER, i], code[RANK, i]
             astray[i] = peer < 0 or peer >= num_ranks or peer == rank or peer % intra != rank % intra
+    return astray
 
 
 def kinds(s: Stream) -> Iterator[Found]:
@@ -190,18 +189,18 @@ def moved_rows(s: Stream) -> Iterator[Found]:
     """Rows and heads that are moved or folded lie in both buffers; transfers take all heads that their buffer has."""
     p = s.programs
     say = "{} moves spans {} and heads {}, which its buffers don't both have in this form"
-    why = np.zeros(len(p), np.uint8)
-    _outside(s.code, s.held, s.shares, s.plan.problem.heads.group, why)
+    why = _outside(s.code, s.held, s.shares, s.plan.problem.heads.group)
     for kind in (1, 2) if why.any() else ():
         yield from at(np.flatnonzero(why == kind), lambda i: say.format(Op(p.op[i]).name, p.rows[i], p.heads[i]))
 
 
 @loop
-def _outside(code, held, shares, group, why):
-    """Moves beyond their buffers: sets why [n] to 1 for transfers, 2 within a rank; needs `operands`.
+def _outside(code, held, shares, group):
+    """Moves beyond their buffers: uint8 [n], 1 for transfers, 2 within a rank, else 0; needs `operands`.
 
     A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
     """
+    why = np.zeros(code.shape[1], np.uint8)
     for i in range(len(why)):
         op, source = code[OP, i], code[BUF, i]
         if op == Op.SEND or op == Op.RECV:
@@ -213,79 +212,128 @@ def _outside(code, held, shares, group, why):
                 buffer = code[BUF + k, i]
                 sound &= rows_inside(code, i, held, buffer) and heads_inside(code, i, held, buffer)
             why[i] = 0 if sound else 2
+    return why
 
 
 def attended(s: Stream) -> Iterator[Found]:
     """Attended slices exist, and their queries, keys and heads lie in the buffers that are read and added to."""
-    p = s.programs
-    bounds = np.zeros((4, len(s.slices)), np.int64)
-    if not _block_bounds(s.code, *s.slice_spans, bounds, np.zeros(len(s.slices), np.int64)):
-        yield from _no_blocks(s)
+    p, num_slices = s.programs, len(s.slices)
+    if s.index.min(initial=0) < 0 or s.index.max(initial=-1) >= num_slices:
+        yield Found(f"the index of what is attended has entries that are none of the {num_slices} slices")
         return
-    num_operands = 3 if s.direction == 0 else 5
-    beyond = np.zeros(len(p), bool)
-    _beyond(s.code, s.held, bounds, s.shares, s.plan.problem.heads.group, num_operands, beyond)
+    if not _apart(s.code, len(s.index), len(s.shares)):
+        yield from _ranges_of_others(s)
+        return
+    beyond = _beyond(s.code, s.held, s.index, s.slice_spans, _occurrences(s.origin, len(s.plan.shards.spans)),
+                     s.shares, s.plan.problem.heads.group, 3 if s.direction == 0 else 5)  # fmt: skip
     say = "slices {} for heads {} leave the rows or heads of the buffers"
     yield from at(np.flatnonzero(beyond), lambda i: say.format(p.slices[i], p.heads[i]))
 
 
-def _no_blocks(s: Stream) -> Iterator[Found]:
-    """Say which ranges of slices aren't in the table or overlap each other."""
-    p, num_slices = s.programs, len(s.slices)
+def _ranges_of_others(s: Stream) -> Iterator[Found]:
+    """Say which ranges aren't in the index, overlap each other or are of more than one intra group's instruction."""
+    p, total = s.programs, len(s.index)
     index = s.where(Op.ATTEND, Op.ATTEND_GRAD)
     first, stop = p.slices.take(index, axis=0).astype(np.int64).T
-    bad = (first < 0) | (first >= stop) | (stop > num_slices)
+    bad = (first < 0) | (first >= stop) | (stop > total)
     if bad.any():
-        yield from at(index[bad], lambda i: f"slices {p.slices[i]} aren't a range of the {num_slices} slices")
+        yield from at(index[bad], lambda i: f"slices {p.slices[i]} aren't a range of the index's {total}")
         return
-    ranges, which = distinct_ranges(first, stop, num_slices)
+    ranges, which = distinct_ranges(first, stop, total)
     overlap = np.flatnonzero(ranges[1:, 0] < ranges[:-1, 1])
-    # Blocks are attended whole; without this rule a file could ask for any number of slice visits.
-    bad = index[which == overlap[0] + 1]
+    bad = index[np.isin(which, overlap[:1] + 1)]
     yield from at(bad, lambda i: f"slices {p.slices[i]} overlap another instruction's without being the same")
+    order = np.argsort(which, kind="stable")
+    index, which, rank = index[order], which[order], s.rank[index[order]]
+    again = (which[1:] == which[:-1]) & (rank[1:] == rank[:-1])
+    again |= (which[1:] == which[:-1]) & (rank[1:] // len(s.shares) != rank[:-1] // len(s.shares))
+    yield from at(index[1:][again], lambda i: f"slices {p.slices[i]} are another instruction's too")
 
 
 @loop
-def _block_bounds(code, query_spans, key_spans, bounds, stop_at):
-    """Fill `bounds` [4, num_slices]: least and greatest span of queries and of keys of each block, at its first slice.
+def _apart(code, total, intra):
+    """Whether what is attended are ranges of the index, each of one instruction on the ranks of one intra group.
 
-    A block is a range of slices that is attended; gives whether none leaves the table or overlaps another one.
-    stop_at: zeros [num_slices].
+    Without this rule a file could ask for any number of slice visits. total: entries of the index.
     """
-    num_slices = len(query_spans)
+    stop_at, user = np.zeros(total + 1, np.int64), np.zeros(total + 1, np.int64)
     for i in range(code.shape[1]):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
-            first, stop = code[SLICES, i], code[SLICES + 1, i]
-            if first < 0 or first >= stop or stop > num_slices or (stop_at[first] and stop_at[first] != stop):
+            first, stop, rank = code[SLICES, i], code[SLICES + 1, i], code[RANK, i]
+            if first < 0 or first >= stop or stop > total:
                 return False
-            stop_at[first] = stop
+            if stop_at[first]:
+                shared = stop_at[first] == stop and user[first] < rank and user[first] // intra == rank // intra
+                if not shared:
+                    return False
+            stop_at[first], user[first] = stop, rank
     reach = 0
-    for first in range(num_slices):
+    for first in range(total):
         if stop_at[first]:
             if first < reach:
                 return False
             reach = stop_at[first]
-            least_q, least_k = query_spans[first], key_spans[first]
-            most_q, most_k = least_q, least_k
-            for i in range(first + 1, reach):
-                least_q, most_q = min(least_q, query_spans[i]), max(most_q, query_spans[i])
-                least_k, most_k = min(least_k, key_spans[i]), max(most_k, key_spans[i])
-            bounds[0, first], bounds[1, first], bounds[2, first], bounds[3, first] = least_q, most_q, least_k, most_k
     return True
 
 
 @loop
-def _beyond(code, held, bounds, shares, group, num_operands, beyond):
-    """Mark instructions that attend what isn't in their buffers; needs sound `bounds`, `operands`."""
+def _occurrences(origin, num_spans):
+    """Where each of the shards' spans is in the span table, rising: (places, borders int64 [num_spans + 1])."""
+    borders, free = np.zeros(num_spans + 1, np.int64), np.zeros(num_spans, np.int64)
+    for i in range(len(origin)):
+        if origin[i] >= 0:
+            borders[origin[i] + 1] += 1
+    for span in range(num_spans):
+        free[span] = borders[span]
+        borders[span + 1] += borders[span]
+    places = np.empty(borders[num_spans], np.int64)
+    for i in range(len(origin)):
+        if origin[i] >= 0:
+            places[free[origin[i]]] = i
+            free[origin[i]] += 1
+    return places, borders
+
+
+@loop
+def _beyond(code, held, index, slice_spans, occurrences, shares, group, num_operands):
+    """Whether what is attended leaves its buffers: bool [n]; needs `operands`, `_apart` and sound `index`."""
+    beyond = np.zeros(code.shape[1], np.bool_)
     for i in range(len(beyond)):
         if code[OP, i] == Op.ATTEND or code[OP, i] == Op.ATTEND_GRAD:
             sound = heads_sound(code, i, shares[code[RANK, i] % len(shares)], group)
             for k in range(num_operands):
-                buffer, side = code[BUF + k, i], 2 if k == 1 or k == 4 else 0  # kv and dkv are on the keys' side
-                low, high = bounds[side, code[SLICES, i]], bounds[side + 1, code[SLICES, i]]
-                sound &= low >= held[ROWS, buffer] and high < held[ROWS + 1, buffer]
+                buffer, side = code[BUF + k, i], 1 if k == 1 or k == 4 else 0  # kv and dkv are on the keys' side
                 sound &= heads_inside(code, i, held, buffer)
+                like = code[BUF + (1 if k == 4 else 0), i]
+                if k < 2 or held[ROWS, like] != held[ROWS, buffer] or held[ROWS + 1, like] != held[ROWS + 1, buffer]:
+                    first, stop = held[ROWS, buffer], held[ROWS + 1, buffer]
+                    begin, end = code[SLICES, i], code[SLICES + 1, i]
+                    sound &= _has_all(first, stop, index, begin, end, slice_spans[side], occurrences[0], occurrences[1])
             beyond[i] = not sound
+    return beyond
+
+
+@loop
+def _has_all(first, stop, index, begin, end, span_of, places, borders):
+    """Whether spans [first, stop) of the table have those of all slices at [begin, end) of the index."""
+    before = -1
+    for entry in range(begin, end):
+        span = span_of[index[entry]]
+        if span == before:
+            continue
+        if span < 0:
+            return False
+        low, high = borders[span], borders[span + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if places[middle] < first:
+                low = middle + 1
+            else:
+                high = middle
+        if low == borders[span + 1] or places[low] >= stop:
+            return False
+        before = span
+    return True
 
 
 def distinct_ranges(first: np.ndarray, stop: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hsap.compiler.lower import ALL, CODE, HELD, Draft, lower
+from hsap.compiler.lower import ALL, CODE, HELD, lower
 from hsap.compiler.order import order
+from hsap.compiler.trays import SpanTable
 from hsap.ir.block import cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -38,13 +39,14 @@ def draft(planner: str, direction: str, resharded: bool = False, lengths=(40, 3,
     schedule = getattr(strategy, direction)[0]
     transfers = order(strategy.shards, schedule, direction)
     num_ranks = (strategy.topology or problem.topology).inter_sp
-    return named(lower(strategy.shards, schedule, transfers, direction, num_ranks, strategy.num_groups, resharded))
+    return lowered(strategy.shards, schedule, transfers, direction, num_ranks, strategy.num_groups, resharded)
 
 
-def named(made: Draft) -> SimpleNamespace:
+def lowered(shards, *rest) -> SimpleNamespace:
     """The tables of a draft as columns with names."""
+    made = lower(SpanTable.of(shards, shards.spans), *rest)
     code = dict(zip(CODE, made.code)) | {"buf": made.code[len(CODE) :].T}
-    return SimpleNamespace(code=code, buffers=dict(zip(HELD, made.buffers)))
+    return SimpleNamespace(code=code, buffers=dict(zip(HELD, made.buffers)), index=made.index, spans=made.table.spans)
 
 
 def streams(code: dict) -> list[list[dict]]:
@@ -99,7 +101,9 @@ def test_everything_read_was_written_and_operands_are_the_ranks_own(planner, dir
             for buffer, access in zip(row["buf"], operands):
                 assert owner[buffer] == row["rank"]
                 if access == Access.READ:
-                    assert buffer in written or space[buffer] == Space.INPUT
+                    # A rank without rows adds nothing to its result, which is empty then.
+                    empty = made.buffers["acc"][buffer] and made.buffers["first"][buffer] == NONE
+                    assert buffer in written or space[buffer] == Space.INPUT or empty
                 else:
                     written.add(buffer)
 
@@ -110,7 +114,7 @@ def test_home_blocks_use_home_buffers_and_no_transfer():
     assert attends.sum() == NUM_RANKS
     q, kv, o = made.code["buf"][attends, :3].T
     assert (made.buffers["space"][q] == Space.INPUT).all() and (made.buffers["space"][kv] == Space.INPUT).all()
-    assert made.buffers["acc"][o].all() and (made.buffers["shard"][o] == NONE).all()
+    assert made.buffers["acc"][o].all() and (made.buffers["first"][o] == NONE).all()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -133,7 +137,7 @@ def test_head_groups_are_packed_before_they_leave_home():
     block, group = (part.ravel() for part in np.meshgrid(np.arange(len(blocks)), np.arange(2), indexing="ij"))
     rank = shards.home[blocks.q][block]
     schedule = Schedule(blocks, block, group, rank, (rank != shards.home[blocks.kv][block]).astype(np.int64))
-    made = named(lower(shards, schedule, order(shards, schedule, "forward"), "forward", 2, 2, False))
+    made = lowered(shards, schedule, order(shards, schedule, "forward"), "forward", 2, 2, False)
     code = made.code
     sends = np.flatnonzero(code["op"] == Op.SEND)
     assert code["group"][sends].tolist() == [0, 1] and (code["rank"][sends] == 0).all()
@@ -142,7 +146,8 @@ def test_head_groups_are_packed_before_they_leave_home():
     assert (copies < sends.min()).all()
     assert made.buffers["group"][code["buf"][copies, 0]].tolist() == [ALL, ALL]
     attends = code["op"] == Op.ATTEND
-    assert sorted(zip(code["block"][attends], code["group"][attends])) == [(b, g) for b in range(3) for g in (0, 1)]
+    slices = [made.index[a:b].tolist() for a, b in zip(code["slice"][attends], code["last"][attends])]
+    assert sorted(zip(slices, code["group"][attends])) == [([b], g) for b in range(3) for g in (0, 1)]
 
 
 def test_a_rank_on_the_way_home_folds_a_partial_result_and_sends_it_on():
@@ -151,13 +156,13 @@ def test_a_rank_on_the_way_home_folds_a_partial_result_and_sends_it_on():
     blocks = cut_blocks(shards, np.array([[30, 40, 0, 20, -UNBOUNDED, UNBOUNDED]]))
     routes = Transfers.of(Role.O, 3, [0, 1, 2], [2, 2, 3], [1, 2, 4])
     schedule = Schedule.of(blocks, np.array([0, 1]), np.array([0, 1]), routes)
-    made = named(lower(shards, schedule, order(shards, schedule, "forward"), "forward", NUM_RANKS, 1, False))
+    made = lowered(shards, schedule, order(shards, schedule, "forward"), "forward", NUM_RANKS, 1, False)
     by_rank = streams(made.code)
-    assert [(row["op"], row["stage"]) for row in by_rank[2] if row["role"] == Role.O and row["shard"] == 3] == [
+    assert [(row["op"], row["stage"]) for row in by_rank[2] if row["role"] == Role.O and row["first"] == 3] == [
         (Op.RECV, 1), (Op.MERGE, 1), (Op.RECV, 2), (Op.MERGE, 2), (Op.COPY, 4), (Op.SEND, 4)
     ]  # fmt: skip
     merges = [row["buf"] for row in by_rank[2] if row["op"] == Op.MERGE]
-    packed = [row["buf"] for row in by_rank[2] if row["op"] == Op.COPY and row["shard"] == 3]
+    packed = [row["buf"] for row in by_rank[2] if row["op"] == Op.COPY and row["first"] == 3]
     assert merges[0][1] == merges[1][1] == packed[0][0]
     assert made.buffers["acc"][packed[0][0]] and not made.buffers["acc"][packed[0][1]]
     assert [row["peer"] for row in by_rank[3] if row["op"] == Op.RECV and row["role"] == Role.O] == [2]

@@ -49,8 +49,8 @@ def test_arena_too_small(planner):
     assert compile(fits, planner).arena_bytes().tolist() == needed.tolist()
     if planner in ("distflash", "sap"):
         # A little less than that is met by fetching nothing while something else is computed.
-        relaxed = compile(problem(max_tokens_per_rank=tokens, arena_multiple=enough * 0.97), planner)
-        assert relaxed.arena_bytes().max() <= 0.97 * needed.max() and verify(relaxed).ok
+        relaxed = compile(problem(max_tokens_per_rank=tokens, arena_multiple=enough * 0.98), planner)
+        assert relaxed.arena_bytes().max() <= 0.98 * needed.max() and verify(relaxed).ok
         assert (relaxed.chart[0][1][:, Chart.STAGE] % 2 == 0).all()
     tight = problem(max_tokens_per_rank=tokens, arena_multiple=enough / 4)
     text = (

@@ -16,6 +16,7 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import Op, Role
 from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.ir.slice import UNBOUNDED
+from hsap.ir.span import positions
 from tests.strategies import scattered
 
 HEADS = HeadShape(4, 2, 8, "bf16")
@@ -127,4 +128,6 @@ def received(plan, direction: int, role: Role) -> np.ndarray:
     """Rows × heads of a role that each rank receives."""
     p = plan.programs[0][direction]
     here = np.flatnonzero((p.op == Op.RECV) & (p.role == role))
-    return np.bincount(p.rank[here], weights=p.buffers.num_bytes[p.buf[here, 0]], minlength=plan.num_ranks)
+    rows = np.array([len(positions(plan.spans[a:b])) for a, b in p.rows[here]])
+    count = p.heads[here, 3 if role == Role.KV else 1]
+    return np.bincount(p.rank[here], weights=rows * count, minlength=plan.num_ranks)

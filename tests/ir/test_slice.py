@@ -108,3 +108,39 @@ def test_area_has_no_overflow_at_sixteen_million_tokens():
     table = sl.canonical(sl.slices([(0, n, 0, n, -sl.UNBOUNDED, 0)]))
     assert sl.area(table)[0] == n * (n + 1) // 2
     assert np.array_equal(table[0], [0, n, 0, n, 1 - n, 0])
+
+
+def cut_by_a_grid(random, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """A band over n tokens and its pieces, row by row."""
+    lo, hi = sorted(random.integers(-n, n + 1, 2).tolist())
+    lo, hi = (-sl.UNBOUNDED if random.random() < 0.3 else lo), (sl.UNBOUNDED if random.random() < 0.3 else hi)
+    whole = sl.canonical(sl.slices([(0, n, 0, n, lo, hi)]))
+    sides = []
+    for _ in range(2):
+        borders = np.unique([0, n, *random.integers(0, n + 1, random.integers(0, 6))])
+        sides.append(np.stack([borders[:-1], borders[1:]], axis=1))
+    pieces, strip, _ = sl.cut(whole, *sides)
+    return whole, pieces[np.lexsort([pieces[:, sl.K0], strip])]
+
+
+def test_what_a_grid_cut_is_joined_again():
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        whole, pieces = cut_by_a_grid(random, int(random.integers(1, 24)))
+        table, owner = sl.joined(pieces, np.zeros(len(pieces), np.int64))
+        assert table.tolist() == whole.tolist() and owner.tolist() == [0] * len(whole)
+
+
+def test_joining_keeps_the_pairs_of_each_owner():
+    random, fewer = np.random.default_rng(1), 0
+    for _ in range(300):
+        n = int(random.integers(1, 24))
+        _, pieces = cut_by_a_grid(random, n)
+        pieces = pieces[random.random(len(pieces)) < 0.7]
+        owners = np.sort(random.integers(0, 2, len(pieces)))
+        table, owner = sl.joined(pieces, owners)
+        assert np.array_equal(sl.canonical(table), table)
+        for who in (0, 1):
+            assert np.array_equal(sl.dense(table[owner == who], n), sl.dense(pieces[owners == who], n))
+        fewer += len(pieces) - len(table)
+    assert fewer > 300

@@ -120,7 +120,7 @@ def test_round_trip_of_columns_that_no_compiler_makes():
     plan = small()
     draw = np.random.default_rng(0)
     programs = plan.programs[0][0]
-    for name in ("role", "peer", "round", "buf", "rows", "slices", "heads", "stage"):
+    for name in ("role", "peer", "round", "buf", "rows", "slices", "heads", "stage", "index"):
         column = getattr(programs, name)
         top = {"role": 6, "heads": 100}.get(name, 1 << 20)
         mutant = replace(programs, **{name: draw.integers(-1, top, column.shape).astype(column.dtype)})
@@ -265,3 +265,11 @@ def test_the_paper_s_listings():
     assert streams[0][11] == Line(11, Op.COPY, Role.O, NONE, ("comp", "comm"))
     assert streams[3][0] == Line(0, Op.RECV, Role.KV, 2, ())
     assert sum(line.op == Op.ATTEND for line in streams[3]) == 3
+
+
+@pytest.mark.parametrize("words", ["0:0", "3:1", "0:2000000000", "0 x", "0:1:2", "0 " * 40])
+def test_an_index_that_no_kernels_need_is_refused(words):
+    """Of 5 slices and 4 query heads: 20 entries at most, and no empty ranges."""
+    text = small([3, 2], "2x1", "zigzag").text()
+    with pytest.raises(ValueError, match=r"line [0-9]+: expected"):
+        parse(re.sub("index 0 .*", f"index 0 {words}", text, count=1))

@@ -42,7 +42,7 @@ def streams(*ranks: list[tuple]) -> tuple[Programs, np.ndarray, Flows, Messages]
     n = len(op)
     programs = Programs(
         np.array(offsets), np.array(op), np.full(n, -1), np.array(peer), np.array(round_), np.full((n, 5), NONE),
-        np.full((n, 2), NONE), np.full((n, 2), NONE), np.zeros((n, 4), int), np.zeros(n, int), EMPTY,
+        np.full((n, 2), NONE), np.full((n, 2), NONE), np.zeros((n, 4), int), np.zeros(n, int), np.zeros(0, int), EMPTY,
     )  # fmt: skip
     columns = (np.array(column, np.int64) for column in (at, src, dst, [1] * len(at)))
     prices = Messages(np.array(crosses, bool), np.array(transfer, float), np.array(latency, float))

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import hsap
+from hsap.compiler.pipeline import build
+from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.effects import flows
 from hsap.ir.problem import PRESETS, Cluster
 from hsap.ir.program import Op, Role
+from hsap.ir.schedule import Schedule, Strategy
 from hsap.ir.slice import area, canonical, slices
 from hsap.sim.cost import Messages, compute_seconds, tiled_pairs
 
@@ -134,3 +137,16 @@ def test_presets_are_sane(cluster: Cluster) -> None:
         plan = one_rank((tokens,), "causal", "8:2:128")
         ideal = 4 * 128 * 8 * tokens * (tokens + 1) / 2 / (cluster.flops_per_s * cluster.attend_efficiency)
         assert low <= ideal / costs(plan, 0, Op.ATTEND, cluster)[0] <= high
+
+
+def test_a_document_cut_into_shards_costs_on_one_rank_what_it_costs_whole() -> None:
+    """Ten shards make 55 slices of one kernel, which are one causal slice."""
+    problem = hsap.Problem(hsap.Layout.from_lengths((640,)), hsap.HeadShape.parse("8:2:64"), hsap.Topology.parse("1x1"))
+    whole = one_rank((640,), "causal")
+    shards = Shards.of([(0, np.array([[64 * i, 64 * i + 64]])) for i in range(10)])
+    blocks = cut_blocks(shards, problem.slices(0))
+    schedule = Schedule.of(blocks, np.zeros(len(blocks), int), np.zeros(len(blocks), int))
+    cut = build(problem, Strategy(shards, (schedule,), (schedule,)), "cut", {})
+    assert len(cut.slices[0]) == 55
+    for direction, op in enumerate((Op.ATTEND, Op.ATTEND_GRAD)):
+        assert costs(cut, direction, op, Cluster()).tolist() == costs(whole, direction, op, Cluster()).tolist()

@@ -35,7 +35,7 @@ def with_buffer(p: Programs, name: str, index, value) -> Programs:
 
 def in_order(p: Programs, order: np.ndarray, offsets: np.ndarray | None = None) -> Programs:
     """Give the instructions picked by `order`, with new rank borders where their numbers change."""
-    names = [f.name for f in fields(Programs) if f.name not in ("offsets", "buffers")]
+    names = [f.name for f in fields(Programs) if f.name not in ("offsets", "index", "buffers")]
     columns = {name: getattr(p, name)[order] for name in names}
     return typed(replace(p, offsets=p.offsets if offsets is None else offsets, **columns))
 
@@ -137,6 +137,22 @@ def change_slices(random, plan, p):
     return with_column(p, "slices", (i, random.integers(2)), p.slices[i, 0] + random.integers(-2, 4))
 
 
+def change_index(random, plan, p):
+    """Attend another slice, or two in each other's place."""
+    if not len(p.index):
+        return None
+    index, i = p.index.copy(), random.integers(len(p.index))
+    j = random.integers(len(index))
+    match random.integers(3):
+        case 0:
+            index[i] = index[j]
+        case 1:
+            index[[i, j]] = index[[j, i]]
+        case _:
+            index[i] += random.choice([-1, 1])
+    return replace(p, index=index)
+
+
 def change_round(random, plan, p):
     i = pick(random, np.flatnonzero(p.round >= 0))
     return None if i is None else with_column(p, "round", i, p.round[i] + random.choice([-2, -1, 1, 2]))
@@ -193,6 +209,7 @@ PROGRAM_MUTATIONS = (
     move_launch,
     reuse_slot,
     change_slices,
+    change_index,
     change_round,
     change_heads,
     change_role,

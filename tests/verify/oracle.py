@@ -276,9 +276,11 @@ class Machine:
         lo, hi = x.slices
         roles = (Role.Q, Role.KV, Role.O) if self.direction == 0 else (Role.Q, Role.KV, Role.DO, Role.DQ, Role.DKV)
         same = [int(self.b.role[b]) for b in x.buf] == list(roles)
-        if not 0 <= lo <= hi <= len(self.table) or not same or (x.op == Op.ATTEND_GRAD) != bool(self.direction):
+        index = self.programs.index[lo:hi]
+        same &= 0 <= lo <= hi <= len(self.programs.index) and index.min(initial=0) >= 0
+        if not same or (x.op == Op.ATTEND_GRAD) != bool(self.direction):
             raise Wrong("slices or roles")
-        count = dense(self.table[lo:hi], self.plan.problem.layout.num_tokens).astype(np.uint64)
+        count = dense(self.table[index], self.plan.problem.layout.num_tokens).astype(np.uint64)
         sides = np.flatnonzero(count.any(axis=1)), np.flatnonzero(count.any(axis=0))
         place = {
             role: (

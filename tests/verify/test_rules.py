@@ -30,6 +30,7 @@ from hsap.verify.fingerprint import PairWeights, _random_sums, random_sums
 from hsap.verify.memory import clash
 from hsap.verify.resharded import scratch_bytes
 from hsap.verify.stream import Stream
+from tests.pairwise import pairwise
 
 TOPOLOGIES = ("1x1", "1x4", "4x1", "2x2", "8x1", "3x2", "5x1")
 HEADS = ((8, 8), (8, 2), (9, 3), (28, 4))
@@ -46,15 +47,25 @@ def layouts(seed: int):
     return [(), (1,), (37,), (1, 1, 90, 1), tuple(random.integers(1, 30, random.integers(2, 12)).tolist())]
 
 
+PLANS = (
+    [*PLANNERS],
+    TOPOLOGIES,
+    HEADS,
+    ("window:5", "full"),
+    [lengths for seed in range(4) for lengths in layouts(seed)],
+)
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_every_planners_plans_are_sound(planner, topology):
-    for i, heads in enumerate(HEADS):
-        masks = ((Mask(), 2), (Mask("full") if i % 2 else Mask("window", (5,)), 1))
-        for lengths in layouts(i)[i // 2 :: 2]:
+def test_every_planners_plans_are_sound(planner):
+    """With each topology, head shape, mask and layout."""
+    for row in pairwise(*map(len, PLANS)):
+        name, topology, heads, mask, lengths = (choices[at] for choices, at in zip(PLANS, row))
+        if name == planner:
+            masks = ((Mask(), 2), (mask, 1))
             plan = small(topology, lengths, planner, heads, masks=masks, arena_multiple=1e6)
             report = verify(plan)
-            assert report.ok, f"{heads} {lengths}\n{report}"
+            assert report.ok, f"{topology} {heads} {lengths} {mask}\n{report}"
 
 
 def test_a_stored_plan_is_sound_after_loading():
@@ -131,9 +142,100 @@ def test_a_block_that_nobody_computes_is_named():
     plan = small()
     programs = plan.programs[0][0]
     attends = of(programs, Op.ATTEND)
+    index = programs.index.copy()
+    first, stop = programs.slices[attends[2]]
+    assert stop > first + 1
+    index[first] = index[first + 1]
+    (fault,) = verify(with_program(plan, 0, 0, replace(programs, index=index))).errors
+    assert fault.rule == "dataflow.blocks" and f"slice {programs.index[first]}, " in fault.message
+    assert "is attended by no rank" in fault.message
     twice = with_column(programs, "slices", attends[2], programs.slices[attends[1]])
-    faults = verify(with_program(plan, 0, 0, twice)).errors
-    assert any("attended by no rank" in f.message or "leave the rows" in f.message for f in faults)
+    (fault,) = verify(with_program(plan, 0, 0, twice)).errors
+    assert fault.rule == "structure.attended" and "another instruction's too" in fault.message
+
+
+def test_a_kernel_attends_rows_of_its_own_buffers_only():
+    plan = small("4x1", (30, 2, 11), "sap")
+    programs = plan.programs[0][0]
+    attends = of(programs, Op.ATTEND)
+    random, seen = np.random.default_rng(0), set()
+    for _ in range(200):
+        index, (i, j) = programs.index.copy(), random.integers(len(programs.index), size=2)
+        index[[i, j]] = index[[j, i]]
+        mutant = with_program(plan, 0, 0, replace(programs, index=index))
+        kernel = np.searchsorted(programs.slices[attends, 0], [i, j], side="right")
+        faults = rules(verify(mutant).errors)
+        assert faults in (set(), {"structure.attended"}) and (kernel[0] != kernel[1] or not faults)
+        seen |= faults
+    assert seen
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 20])
+def test_an_index_beyond_the_slices_is_refused(wrong):
+    plan = small()
+    programs = plan.programs[0][0]
+    for entry in (0, len(programs.index) - 1):
+        index = programs.index.copy()
+        index[entry] = wrong
+        (fault,) = verify(with_program(plan, 0, 0, replace(programs, index=index))).errors
+        assert fault.rule == "structure.attended" and "none of the" in fault.message
+
+
+def gathered(planner: str = "allgather", topology: str = "4x1") -> Plan:
+    """A plan whose ranks have rows of several others in one buffer, in an order of their own."""
+    plan = small(topology, (40, 3, 31, 9), planner)
+    assert len(plan.spans) > plan.rank_rows.max() and verify(plan).ok
+    return plan
+
+
+def test_spans_that_are_no_shard_s_are_refused():
+    plan = gathered()
+    for change in ([0, 1], [1, 0], [-1, 0], [0, -1]):
+        spans = plan.spans.copy()
+        spans[-1] += change
+        assert rules(verify(replace(plan, spans=spans)).errors) == {"structure.placement"}
+
+
+def test_rows_in_another_order_than_they_are_sent_in_are_refused():
+    """Two spans of a tray change places: what arrives there isn't what was sent, though it is as large."""
+    plan = gathered()
+    found = 0
+    for i in range(plan.rank_rows.max(), len(plan.spans) - 1):
+        spans = plan.spans.copy()
+        spans[[i, i + 1]] = spans[[i + 1, i]]
+        faults = rules(verify(replace(plan, spans=spans)).errors)
+        assert faults, i
+        found += faults == {"progress.paired"}
+    assert found
+
+
+def test_a_buffer_has_no_row_twice():
+    plan = gathered()
+    programs = plan.programs[0][0]
+    b = programs.buffers
+    behind = plan.rank_rows.max()
+    for buffer in np.flatnonzero(b.rows[:, 0] >= behind).tolist():
+        rows = [0, b.rows[buffer, 1]]  # the shards' own spans and then others of them again
+        wrong = with_program(plan, 0, 0, with_buffer(programs, "rows", buffer, rows))
+        assert rules(verify(wrong).errors) == {"structure.held"}
+
+
+def test_a_message_that_lands_on_another_place_of_its_tray_is_refused():
+    plan = gathered()
+    programs = plan.programs[0][0]
+    b = programs.buffers
+    receives = of(programs, Op.RECV)
+    found = 0
+    for i in receives.tolist():
+        first, stop = b.rows[programs.buf[i, 0]]
+        length = programs.rows[i, 1] - programs.rows[i, 0]
+        for start in range(first, stop - length + 1):
+            if start != programs.rows[i, 0]:
+                rows = [start, start + length]
+                faults = rules(verify(with_program(plan, 0, 0, with_column(programs, "rows", i, rows))).errors)
+                assert {"dataflow.moved_once", "progress.paired"} <= faults
+                found += 1
+    assert found
 
 
 def test_reading_before_the_wait_is_out_of_time():

@@ -36,6 +36,7 @@ from hsap.planners.nested.levels import (
 )
 from hsap.planners.nested.search import repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
+from hsap.planners.nested.wide import spread
 
 NODE_SLACK = 0.8
 """Share of the slack that nodes may use; the rest is for their ranks."""
@@ -62,8 +63,8 @@ def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05
     ]
     effort = whole("planner nested: effort, in hundreds of proposals,", effort)
     groups = head_groups(problem)
-    documents, starts = documents_of(problem)
-    table = place(problem, documents, starts, groups, np.array(slack), 100 * effort)
+    documents, starts, wide = documents_of(problem)
+    table = place(problem, documents, starts, wide, groups, np.array(slack), 100 * effort)
     return strategy_of(problem, table, groups)
 
 
@@ -84,7 +85,9 @@ def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
     return tuple(float(c) for c in costs)
 
 
-def place(problem: Problem, documents: Documents, starts, groups: int, slack: np.ndarray, proposals: int) -> Table:
+def place(
+    problem: Problem, documents: Documents, starts, wide, groups: int, slack: np.ndarray, proposals: int
+) -> Table:
     """Deal documents to nodes and what each gets to its ranks."""
     if not len(documents.length):
         return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
@@ -96,10 +99,12 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
     mean = totals(documents) / num_ranks
     intra = problem.topology.intra_sp
     tokens = intra * np.floor(mean[1] / intra * (1 + slack[1]))
-    caps = np.array([mean[0] * (1 + slack[0] - CARE), max(tokens, np.ceil(mean[1]))])
+    # One pair or token can't be divided, and where there is none a cap still isn't zero.
+    least = np.array([1, np.ceil(mean[1])])
+    caps = np.maximum([mean[0] * (1 + slack[0] - CARE), tokens], least)
     pieces, counts = whole_documents(documents.length, groups)
     if len(size) > 1:
-        loose = np.maximum(mean * (1 + slack * NODE_SLACK), np.ceil(mean * [0, 1]))
+        loose = np.maximum(mean * (1 + slack * NODE_SLACK), least)
         rules = rules_of(costs, groups, loose[:, None] * size, NODE_PEAK)
         pieces, counts, _, _ = search_level(
             pieces, counts, documents, rules, proposals, NODE_STARTS, (4.0, 64.0), min(2, groups), 1
@@ -111,7 +116,7 @@ def place(problem: Problem, documents: Documents, starts, groups: int, slack: np
     # The rank that receives most sets the pace: its node gets more tries.
     for attempt in range(1, NUM_RETRIES + 1 if len(ranks) > 1 else 1):
         max(ranks, key=lambda part: part.most).solve(costs, caps, proposals // RANK_SHARE, attempt)
-    tables = [_exactly(problem, part) for part in ranks]
+    tables = [_exactly(problem, part, wide) for part in ranks]
     return Table(*(np.concatenate(parts) for parts in zip(*tables)))
 
 
@@ -136,13 +141,14 @@ class _Ranks:
             self.pieces, self.counts, self.energy, self.most = pieces, counts, found, load[BYTES].max()
 
 
-def _exactly(problem: Problem, part: _Ranks) -> Table:
+def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
     """Tabulate a node's ranks; repair first what areas that were interpolated hid."""
     caps = part.rules.caps[0]
     for _ in range(MOST_REPAIRS):
         table = Table(
             *tabulate(part.pieces, part.counts, part.starts, part.documents.length, part.groups, part.first_rank)
         )
+        table = spread(table, wide)
         if (part.documents.table < 0).all():
             break
         exact = exact_areas(problem, table.cells, part.groups)[part.first_rank : part.first_rank + part.size]

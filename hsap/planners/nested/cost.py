@@ -12,7 +12,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from hsap.loops import loop
 
 END, OWN, HEADS, ORDER, HOME, BIN = range(6)
 """Columns of a piece: last row + 1; whether its rows live in these bins; bit set of the head groups to be computed in
@@ -24,6 +25,9 @@ BYTES, AREA, TOKENS, PIECES = range(4)
 """Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds, and in how many pieces."""
 NUM_LOADS = 4
 
+
+fast = loop(_nrt=False)
+"""Compile a function that makes no arrays: those it is given needn't be counted as used, which takes longer than it."""
 
 FIRST_LOW, FIRST_HIGH, LAST_LOW, LAST_HIGH = range(4)
 """What a cell's first and last row see: lowest key, highest key + 1."""
@@ -66,7 +70,7 @@ class Rules(NamedTuple):
     piece: float
 
 
-@njit(cache=True)
+@fast
 def area_before(documents, d, row):
     """Pairs of the rows [0, row) of document d: closed form, or interpolated in its table."""
     table = documents.table[d]
@@ -81,7 +85,7 @@ def area_before(documents, d, row):
     return area[at] + part * (even + part * (pairs - even))
 
 
-@njit(cache=True)
+@fast
 def row_of_area(documents, d, goal):
     """Row before which document d has so many pairs; a real number."""
     goal = max(goal, 0.0)
@@ -96,30 +100,31 @@ def row_of_area(documents, d, goal):
     return position[at - 1] + width * (min(2.0 * wanted / root, 1.0) if root > 0 else 1.0)
 
 
-@njit(cache=True)
+@fast
 def add_document(load, pieces, count, sign, d, documents, rules, reach):
     """Add (sign 1) or take away (sign -1) what a document brings the bins. reach: int64 [3, bins, groups], scratch."""
-    reach[:] = 0
     groups = rules.groups
+    num_bins = load.shape[1]
+    causal = documents.table[d] < 0
+    for k in range(3):
+        for x in range(num_bins):
+            for g in range(groups):
+                reach[k, x, g] = 0
     begin = 0
     before = 0.0
     for i in range(count):
-        piece = pieces[i]
-        end = piece[END]
-        order = piece[ORDER]
+        end = pieces[i, END]
+        order = pieces[i, ORDER]
         width = end - begin
-        up_to = area_before(documents, d, end)
-        pairs = up_to - before
+        up_to = 0.5 * end * (end + 1.0) if causal else area_before(documents, d, end)
         if order == 1:
-            x = piece[BIN]
-            home = piece[HOME]
-            own = piece[OWN]
+            x, home, own, heads = pieces[i, BIN], pieces[i, HOME], pieces[i, OWN], pieces[i, HEADS]
             here = 0
             for g in range(groups):
-                if piece[HEADS] >> g & 1:
+                if heads >> g & 1:
                     here += 1
                     reach[0, x, g] = end
-            load[AREA, x] += sign * pairs * here / groups
+            load[AREA, x] += sign * (up_to - before) * here / groups
             load[PIECES, x] += sign
             if own:
                 load[TOKENS, home] += sign * width
@@ -127,31 +132,38 @@ def add_document(load, pieces, count, sign, d, documents, rules, reach):
             if here and not (own and x == home):
                 load[BYTES, x] += sign * width * rules.q * here
         elif order > 1:
-            _add_tile(load, piece, begin, sign, pairs, rules, reach)
+            _add_tile(load, pieces, i, begin, sign, up_to - before, rules, reach)
         begin = end
         before = up_to
-    if documents.table[d] < 0:
+    if causal:
         _add_keys(load, pieces, count, sign, rules.kv, groups, reach)
     else:
         for mask in range(len(documents.share)):
             _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach)
 
 
-@njit(cache=True)
-def _add_tile(load, piece, begin, sign, pairs, rules, reach):
-    end, order = piece[END], piece[ORDER]
-    width = end - begin
+@loop(inline="always")
+def log2(order):
+    """Logarithm of an order: 1, 2, 4 or 8."""
+    return (order > 1) + (order > 2) + (order > 4)
+
+
+@fast
+def _add_tile(load, pieces, i, begin, sign, pairs, rules, reach):
+    end, order = pieces[i, END], pieces[i, ORDER]
+    width, shift = end - begin, log2(order)
     head_parts = min(order, rules.groups)
-    columns = order // head_parts
-    per_part = rules.groups // head_parts
+    head_shift = log2(head_parts)
+    columns = order >> head_shift
+    per_part = rules.groups >> head_shift
     for j in range(order):
-        x = piece[BIN + j]
-        mine = width * (j + 1) // order - width * j // order
+        x = pieces[i, BIN + j]
+        mine = (width * (j + 1) >> shift) - (width * j >> shift)
         load[AREA, x] += sign * pairs / order
         load[PIECES, x] += sign
         load[TOKENS, x] += sign * mine
         load[BYTES, x] += sign * per_part * ((width - mine) * rules.q + mine * (order - 1) * rules.o)
-        part, column = j % head_parts, j // head_parts
+        part, column = j & (head_parts - 1), j >> head_shift
         for g in range(part * per_part, (part + 1) * per_part):
             if columns == 1:
                 reach[0, x, g] = end
@@ -163,14 +175,14 @@ def _add_tile(load, piece, begin, sign, pairs, rules, reach):
                 reach[2, x, g] = max(reach[2, x, g], hi)
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def column_range(begin, end, column, columns):
     """Keys of one of a tile's column ranges; all but the last end before the tile's own rows."""
     step = (begin + (end - begin + 1) / 2) / columns
     return int(column * step), end if column == columns - 1 else int((column + 1) * step)
 
 
-@njit(cache=True)
+@fast
 def _add_keys(load, pieces, count, sign, kv, groups, reach):
     """Add the keys that bins need and don't own in a causal document.
 
@@ -178,19 +190,18 @@ def _add_keys(load, pieces, count, sign, kv, groups, reach):
     """
     for x in range(reach.shape[1]):
         for g in range(groups):
-            if reach[0, x, g] or reach[2, x, g]:
-                need = reach[0, x, g] + max(reach[2, x, g] - max(reach[1, x, g], reach[0, x, g]), 0)
-                load[BYTES, x] += sign * kv * need
+            need = reach[0, x, g] + max(reach[2, x, g] - max(reach[1, x, g], reach[0, x, g]), 0)
+            load[BYTES, x] += sign * kv * need
     begin = 0
     for i in range(count):
-        piece = pieces[i]
-        end = piece[END]
-        if piece[OWN]:
-            order = piece[ORDER]
+        end = pieces[i, END]
+        if pieces[i, OWN]:
+            order = pieces[i, ORDER]
+            shift = log2(order)
             for j in range(order):
-                x = piece[HOME] if order == 1 else piece[BIN + j]
-                lo = begin + (end - begin) * j // order
-                hi = begin + (end - begin) * (j + 1) // order
+                x = pieces[i, HOME] if order == 1 else pieces[i, BIN + j]
+                lo = begin + ((end - begin) * j >> shift)
+                hi = begin + ((end - begin) * (j + 1) >> shift)
                 for g in range(groups):
                     first = reach[0, x, g]
                     covered = max(min(hi, first) - lo, 0)
@@ -199,7 +210,7 @@ def _add_keys(load, pieces, count, sign, kv, groups, reach):
         begin = end
 
 
-@njit(cache=True)
+@fast
 def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach):
     """Add the keys that bins need and don't own in a document that isn't causal.
 
@@ -237,7 +248,7 @@ def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach
                     load[BYTES, x] -= kv * (min(stop, sink) - first)
 
 
-@njit(cache=True)
+@fast
 def _span(documents, table, mask, begin, end):
     """Lowest key and highest + 1 that the rows [begin, end) see beside the sink."""
     position, keys = documents.position[table], documents.keys[table, mask]
@@ -255,7 +266,7 @@ def _span(documents, table, mask, begin, end):
     return min(low, high), high
 
 
-@njit(cache=True)
+@fast
 def energy(load, rules, price):
     """Bytes received, plus the priced excess over the caps (a linear and a square-root term: either alone stalls)."""
     total = 0.0
@@ -265,26 +276,36 @@ def energy(load, rules, price):
         total += load[BYTES, x] + rules.piece * load[PIECES, x]
         most = max(most, load[BYTES, x])
         for k in range(2):
-            over = load[AREA + k, x] / rules.caps[k, x] - 1.0
-            if over > 1e-9:
+            if load[AREA + k, x] > rules.caps[k, x] * (1.0 + 1e-9):
+                over = load[AREA + k, x] / rules.caps[k, x] - 1.0
                 excess += over + 0.05 * math.sqrt(over)
     return total + rules.peak * most + price * rules.unit * excess
 
 
-@njit(cache=True)
+@fast
+def copy_pieces(target, c, source, d, count):
+    """Copy the first pieces of document d of one list to document c of another."""
+    for i in range(count):
+        for k in range(WIDTH):
+            target[c, i, k] = source[d, i, k]
+
+
+@fast
 def tidy(pieces, count):
     """Join neighbours of order 1 (or 0) that are alike, in place: the new count."""
     kept = 0
     for i in range(count):
-        piece = pieces[i]
-        if kept:
-            last = pieces[kept - 1]
-            if last[ORDER] == piece[ORDER] and last[ORDER] <= 1:
-                same = last[OWN] == piece[OWN] and last[HEADS] == piece[HEADS]
-                if same and (last[ORDER] == 0 or (last[HOME] == piece[HOME] and last[BIN] == piece[BIN])):
-                    last[END] = piece[END]
-                    continue
+        order = pieces[i, ORDER]
+        if kept and order <= 1:
+            last = kept - 1
+            same = pieces[last, ORDER] == order and pieces[last, OWN] == pieces[i, OWN]
+            same = same and pieces[last, HEADS] == pieces[i, HEADS]
+            same_bins = pieces[last, HOME] == pieces[i, HOME] and pieces[last, BIN] == pieces[i, BIN]
+            if same and (order == 0 or same_bins):
+                pieces[last, END] = pieces[i, END]
+                continue
         if kept != i:
-            pieces[kept] = piece
+            for k in range(WIDTH):
+                pieces[kept, k] = pieces[i, k]
         kept += 1
     return kept

@@ -13,15 +13,17 @@ import numpy as np
 
 from hsap.ir.mask import Mask
 from hsap.ir.problem import Problem
-from hsap.ir.slice import K0, K1, Q0, Q1, area, cut
+from hsap.ir.slice import K0, K1, Q0, Q1, area, cut, shrink
+from hsap.ir.span import ranges
 from hsap.planners.nested.cost import FIRST_HIGH, FIRST_LOW, LAST_HIGH, LAST_LOW, Documents
+from hsap.planners.nested.wide import EVERYTHING, split, wide_rows
 
 NUM_STEPS = 32
 """Even steps of a document's table, and the most ends of slices that are added to them."""
 
 
-def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
-    """Describe documents by falling area, with the first token of each: (documents, starts int64 [n])."""
+def documents_of(problem: Problem) -> tuple[Documents, np.ndarray, np.ndarray]:
+    """Describe documents by falling area: (documents, first token of each int64 [n], spans of wide rows)."""
     length = np.array(problem.layout.lengths, np.int64)
     starts = problem.layout.cu_seqlens[:-1]
     layers = np.array([count for _, count in problem.masks], np.float64)
@@ -29,7 +31,8 @@ def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
     table = np.full(len(length), -1)
     other = np.flatnonzero(~_causal(problem))
     table[other] = np.arange(len(other))
-    position, cells = _cells(problem, other)
+    wide = wide_rows(problem, other) if len(other) else np.zeros((0, 2), np.int64)
+    position, cells = _cells(problem, other, wide)
     keys = np.zeros((len(other), len(share), 4, position.shape[1] - 1), np.int64)
     sink = np.zeros((len(other), len(share)), np.int64)
     pairs, slope = np.zeros(position.shape), np.zeros((len(other), position.shape[1] - 1))
@@ -37,15 +40,15 @@ def documents_of(problem: Problem) -> tuple[Documents, np.ndarray]:
     # Empty cells have rows too: some of their own document.
     first_row, last_row = np.minimum(cells[:, 0], stop - 1), np.maximum(cells[:, 1] - 1, begin)
     for mask in range(len(share)) if len(other) else ():
-        slices = problem.slices(mask)
-        pieces, cell, _ = cut(slices, cells, _everything())
-        grown = np.bincount(cell, weights=area(pieces), minlength=len(cells)).reshape(len(other), -1)
-        pairs[:, 1:] += share[mask] * np.cumsum(grown, axis=1)
-        slope += share[mask] * _row_pairs(slices, first_row).reshape(slope.shape)
+        slices, far = split(problem.slices(mask), wide)
+        grown = _pairs(slices, cells) + _pairs(far, cells, by_key=True)
+        pairs[:, 1:] += share[mask] * np.cumsum(grown.reshape(slope.shape), axis=1)
+        begins = _pairs_of_one(slices, first_row) + _pairs_of_one(far, first_row, by_key=True)
+        slope += share[mask] * begins.reshape(slope.shape)
         _read_keys(keys[:, mask], sink[:, mask], *(_seen(slices, rows, begin) for rows in (first_row, last_row)))
     total = np.where(table < 0, length * (length + 1) / 2, pairs[table, -1] if len(other) else 0)
     order = np.argsort(-total, kind="stable")
-    return Documents(length[order], table[order], position, pairs, slope, keys, sink, share), starts[order]
+    return Documents(length[order], table[order], position, pairs, slope, keys, sink, share), starts[order], wide
 
 
 def _causal(problem: Problem) -> np.ndarray:
@@ -57,11 +60,7 @@ def _causal(problem: Problem) -> np.ndarray:
     return out
 
 
-def _everything() -> np.ndarray:
-    return np.array([[0, 1 << 40]])
-
-
-def _cells(problem: Problem, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cells(problem: Problem, other: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cut documents into cells, equally many each: (borders from a document's start [n, c + 1], spans [n · c, 2]).
 
     Documents with fewer rows than cells end in empty ones.
@@ -77,16 +76,26 @@ def _cells(problem: Problem, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         pick = lo[:, None] + (hi - lo - 1)[:, None] * step[:-1] // (NUM_STEPS - 1)
         known = np.append(ends, 0)[np.where(hi[:, None] > lo[:, None], pick, len(ends))]
         borders.append(np.where(hi[:, None] > lo[:, None], known - starts[:, None], 0))
+    if len(wide):
+        first, stop = (np.searchsorted(wide[:, 0], side) for side in (starts, stops))
+        at = first[:, None] + np.arange(min((stop - first).max(), NUM_STEPS))
+        ends = np.append(wide, [[0, 0]], axis=0)[np.where(at < stop[:, None], at, len(wide))] - starts[:, None, None]
+        borders.append(np.maximum(ends, 0).reshape(len(other), -1))
     position = np.sort(np.concatenate(borders, axis=1), axis=1)
     spans = np.stack([position[:, :-1], position[:, 1:]], axis=2) + starts[:, None, None]
     return position, spans.reshape(-1, 2)
 
 
-def _row_pairs(slices: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Count the keys that single rows see: int64 [n]."""
-    distinct, which = np.unique(rows, return_inverse=True)
-    pieces, row, _ = cut(slices, np.stack([distinct, distinct + 1], axis=1), _everything())
-    return np.bincount(row, weights=area(pieces), minlength=len(distinct))[which]
+def _pairs(slices: np.ndarray, spans: np.ndarray, by_key: bool = False) -> np.ndarray:
+    """Count the pairs of spans of rows, or of keys: float64 [n]."""
+    pieces, *which = cut(slices, EVERYTHING, spans) if by_key else cut(slices, spans, EVERYTHING)
+    return np.bincount(which[by_key], weights=area(pieces), minlength=len(spans))
+
+
+def _pairs_of_one(slices: np.ndarray, at: np.ndarray, by_key: bool = False) -> np.ndarray:
+    """Count the keys that single rows see, or the rows that see single keys: float64 [n]."""
+    distinct, which = np.unique(at, return_inverse=True)
+    return _pairs(slices, np.stack([distinct, distinct + 1], axis=1), by_key)[which]
 
 
 def exact_areas(problem: Problem, cells: np.ndarray, groups: int) -> np.ndarray:
@@ -94,11 +103,18 @@ def exact_areas(problem: Problem, cells: np.ndarray, groups: int) -> np.ndarray:
     total = np.zeros(problem.topology.inter_sp)
     layers = sum(count for _, count in problem.masks)
     rows, which = np.unique(cells[:, :2], axis=0, return_inverse=True)
-    columns = np.bincount(which.ravel(), minlength=len(rows))
+    by_rows = np.argsort(which.ravel(), kind="stable")
+    borders = np.searchsorted(which.ravel()[by_rows], np.arange(len(rows) + 1))
     for mask, (_, count) in enumerate(problem.masks):
-        pieces, row, _ = cut(problem.slices(mask), rows, _everything())
-        pairs = np.bincount(row, weights=area(pieces), minlength=len(rows)) * count / layers
-        np.add.at(total, cells[:, 5], (pairs / columns)[which.ravel()])
+        strips, row, _ = cut(problem.slices(mask), rows, EVERYTHING)
+        strip, at = ranges(borders[row], borders[row + 1])
+        cell, pieces = by_rows[at], strips[strip]
+        pieces[:, K0], pieces[:, K1] = (
+            np.maximum(pieces[:, K0], cells[cell, 2]),
+            np.minimum(pieces[:, K1], cells[cell, 3]),
+        )
+        pieces, kept = shrink(pieces)
+        total += np.bincount(cells[cell[kept], 5], area(pieces), len(total)) * count / layers / groups
     return total
 
 
@@ -108,9 +124,10 @@ def _seen(slices: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[np.
     low, high: span of the keys that are not the sink's; sink: keys from the start that lie apart from the others.
     """
     distinct, which = np.unique(rows, return_inverse=True)
-    pieces, row, _ = cut(slices, np.stack([distinct, distinct + 1], axis=1), _everything())
+    pieces, row, _ = cut(slices, np.stack([distinct, distinct + 1], axis=1), EVERYTHING)
     start_of = np.zeros(len(distinct), np.int64)
     start_of[which] = starts
+    rows_of = distinct - start_of
     first, stop = pieces[:, K0] - start_of[row], pieces[:, K1] - start_of[row]
     beyond = np.full(len(distinct), 1 << 60)
     np.minimum.at(beyond, row[first > 0], first[first > 0])
@@ -120,7 +137,8 @@ def _seen(slices: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[np.
     low, high = np.full(len(distinct), 1 << 60), np.zeros(len(distinct), np.int64)
     np.minimum.at(low, row[~apart], first[~apart])
     np.maximum.at(high, row[~apart], stop[~apart])
-    low = np.minimum(low, high)
+    # A row that sees nothing needs no key: only what it has itself.
+    low, high = (np.where(high == 0, rows_of, side) for side in (low, high))
     return low[which], high[which], sink[which]
 
 

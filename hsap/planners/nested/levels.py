@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from hsap.loops import loop
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, ORDER, OWN, WIDTH, Documents, Rules, column_range, tidy
 
 PIECE_ROWS = 32
@@ -33,7 +33,7 @@ def whole_documents(length: np.ndarray, groups: int) -> tuple[np.ndarray, np.nda
     return pieces, np.ones(len(length), np.int64)
 
 
-@njit(cache=True)
+@loop
 def inside(pieces, counts, x, groups):
     """Make the template of bin x of a placement: (pieces, counts, index of the documents that it has a part in).
 
@@ -60,7 +60,7 @@ def inside(pieces, counts, x, groups):
     return out, sizes, which
 
 
-@njit(cache=True)
+@loop
 def _has(piece, x):
     """Whether bin x owns or computes rows of a piece."""
     if piece[ORDER] == 1:
@@ -68,7 +68,7 @@ def _has(piece, x):
     return (piece[BIN : BIN + piece[ORDER]] == x).any()
 
 
-@njit(cache=True)
+@loop
 def _inside(pieces, count, x, groups, out):
     """Write the template of bin x for one document: the number of its pieces."""
     begin, at = 0, 0
@@ -98,7 +98,7 @@ def part_of_documents(documents: Documents, which: np.ndarray) -> Documents:
     return documents._replace(length=documents.length[which], table=documents.table[which])
 
 
-@njit(cache=True)
+@loop
 def tabulate(pieces, counts, starts, lengths, groups, first_rank):
     """Write a placement on ranks as homes and cells, see `Table`. starts: first token of each document."""
     num_homes, num_cells = 0, 0

@@ -5,12 +5,26 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
-from hsap.planners.nested.cost import AREA, BIN, END, HEADS, HOME, ORDER, OWN, area_before, row_of_area, tidy
+from hsap.loops import loop
+from hsap.planners.nested.cost import (
+    AREA,
+    BIN,
+    END,
+    HEADS,
+    HOME,
+    ORDER,
+    OWN,
+    WIDTH,
+    area_before,
+    copy_pieces,
+    fast,
+    row_of_area,
+    tidy,
+)
 
 
-@njit(cache=True, inline="always")
+@loop(inline="always")
 def draw(state):
     """Next number in [0, 1) of a xorshift generator. state: uint64 [1]."""
     x = state[0]
@@ -21,71 +35,76 @@ def draw(state):
     return (x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@fast
 def propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which):
     """Write a changed copy of one or two documents to `edit`: how many, 0 where the change makes no sense."""
     n, num_bins = len(counts), load.shape[1]
     u = draw(state)
     d = int(n * u * u) if draw(state) < 0.6 else int(n * u)
     count = counts[d]
-    edit[0, :count] = pieces[d, :count]
-    sizes[0], which[0] = count, d
     i = int(count * draw(state))
-    piece = edit[0, i]
-    if piece[ORDER] == 0:
+    order = pieces[d, i, ORDER]
+    if order == 0:
         return 0
     kind = draw(state)
-    if kind < 0.2 and piece[ORDER] == 1:
-        return _swap(pieces, counts, state, edit, sizes, which, i, int(n * draw(state)))
+    if kind < 0.2 and order == 1:
+        return _swap(pieces, counts, state, edit, sizes, which, d, i)
+    copy_pieces(edit, 0, pieces, d, count)
+    sizes[0], which[0] = count, d
+    first = edit[0]
     if kind < 0.35:
-        give(piece, piece[BIN + int(piece[ORDER] * draw(state))], int(num_bins * draw(state)))
+        give(first, i, first[i, BIN + int(order * draw(state))], int(num_bins * draw(state)))
     elif kind < 0.6:
-        if not _shift(edit[0], count, i, d, documents, load, rules.caps, state):
+        if not _shift(first, count, i, d, documents, load, rules.caps, state):
             return 0
     elif kind < 0.85 or max_order == 1:
-        if (
-            piece[ORDER] != 1
-            or count == edit.shape[1]
-            or not _split(edit[0], count, i, d, documents, load, rules.caps, state)
-        ):
+        if order != 1 or count == edit.shape[1]:
+            return 0
+        if not _split(first, count, i, d, documents, load, rules.caps, state):
             return 0
         sizes[0] = count + 1
-    elif not _reorder(edit[0], sizes, i, d, documents, rules.groups, max_order, num_bins, state):
-        return 0
-    sizes[0] = tidy(edit[0], sizes[0])
-    return 1 if valid(edit[0], sizes[0]) else 0
+    else:
+        may_grow = 2 * order <= min(max_order, num_bins) and (documents.table[d] < 0 or 2 * order <= rules.groups)
+        sizes[0] = _reorder(first, count, i, rules.groups, may_grow, num_bins, state)
+    sizes[0] = tidy(first, sizes[0])
+    return 1 if sizes[0] and valid(first, sizes[0]) else 0
 
 
-@njit(cache=True)
-def give(piece, x, y):
-    """Let bin y take the place of x; where y is there already they change places."""
-    for j in range(piece[ORDER]):
-        at = piece[BIN + j]
-        piece[BIN + j] = y if at == x else (x if at == y else at)
-    if piece[ORDER] == 1:
-        piece[HOME] = piece[BIN]
+@fast
+def give(edit, i, x, y):
+    """Let bin y take the place of x in piece i; where y is there already they change places."""
+    for j in range(edit[i, ORDER]):
+        at = edit[i, BIN + j]
+        edit[i, BIN + j] = y if at == x else (x if at == y else at)
+    if edit[i, ORDER] == 1:
+        edit[i, HOME] = edit[i, BIN]
 
 
-@njit(cache=True)
-def _swap(pieces, counts, state, edit, sizes, which, i, e):
+@fast
+def _swap(pieces, counts, state, edit, sizes, which, d, i):
     """Exchange the bins of two pieces of order 1, often of different documents."""
+    e = int(len(counts) * draw(state))
     j = int(counts[e] * draw(state))
-    if pieces[e, j, ORDER] != 1 or pieces[e, j, BIN] == edit[0, i, BIN]:
+    x, y = pieces[d, i, BIN], pieces[e, j, BIN]
+    if pieces[e, j, ORDER] != 1 or x == y:
         return 0
-    x, y = edit[0, i, BIN], pieces[e, j, BIN]
-    give(edit[0, i], x, y)
-    if e == which[0]:
-        give(edit[0, j], y, x)
-        sizes[0] = tidy(edit[0], sizes[0])
+    copy_pieces(edit, 0, pieces, d, counts[d])
+    first = edit[0]
+    give(first, i, x, y)
+    which[0] = d
+    if e == d:
+        give(first, j, y, x)
+        sizes[0] = tidy(first, counts[d])
         return 1
-    edit[1, : counts[e]] = pieces[e, : counts[e]]
-    give(edit[1, j], y, x)
-    sizes[1], which[1] = tidy(edit[1], counts[e]), e
-    sizes[0] = tidy(edit[0], sizes[0])
+    sizes[0] = tidy(first, counts[d])
+    copy_pieces(edit, 1, pieces, e, counts[e])
+    second = edit[1]
+    give(second, j, y, x)
+    sizes[1], which[1] = tidy(second, counts[e]), e
     return 2
 
 
-@njit(cache=True)
+@fast
 def _amount(pairs, rows, x, y, load, caps, state):
     """How much to take from bin x to bin y of something with so many pairs and rows: (pairs, rows), one of them 0."""
     k = 0 if draw(state) < 0.6 else 1
@@ -95,7 +114,7 @@ def _amount(pairs, rows, x, y, load, caps, state):
     return (size, 0.0) if k == 0 else (0.0, size)
 
 
-@njit(cache=True)
+@fast
 def cut_row(documents, d, begin, end, pairs, rows, at_end):
     """Row that cuts so many pairs (or rows) off the end or the beginning of [begin, end), rather less than more."""
     if pairs > 0 and at_end:
@@ -105,31 +124,27 @@ def cut_row(documents, d, begin, end, pairs, rows, at_end):
     return end - int(rows) if at_end else begin + int(rows)
 
 
-@njit(cache=True)
-def part_of(piece, groups):
-    """Share of the head groups that a piece of order 1 is computed for."""
+@fast
+def part_of(edit, i, groups):
+    """Share of the head groups that piece i, of order 1, is computed for."""
     here = 0
     for g in range(groups):
-        here += piece[HEADS] >> g & 1
+        here += edit[i, HEADS] >> g & 1
     return here / groups
 
 
-@njit(cache=True)
-def alike(a, b):
-    """Whether two pieces of order 1 differ in nothing but their rows and bins."""
-    return a[ORDER] == 1 and b[ORDER] == 1 and joins(a, b)
+@fast
+def joins(edit, i, j):
+    """Whether rows can go from piece i to piece j."""
+    if edit[i, ORDER] == 0 or edit[j, ORDER] == 0:
+        return False
+    return edit[i, OWN] == edit[j, OWN] and edit[i, HEADS] == edit[j, HEADS]
 
 
-@njit(cache=True)
-def joins(a, b):
-    """Whether rows can go from one piece to the other."""
-    return a[ORDER] > 0 and b[ORDER] > 0 and a[OWN] == b[OWN] and a[HEADS] == b[HEADS]
-
-
-@njit(cache=True)
+@fast
 def _shift(edit, count, i, d, documents, load, caps, state):
     """Move the border between piece i and the next."""
-    if i + 1 >= count or not joins(edit[i], edit[i + 1]):
+    if i + 1 >= count or not joins(edit, i, i + 1):
         return False
     begin = edit[i - 1, END] if i else 0
     middle, end = edit[i, END], edit[i + 1, END]
@@ -150,7 +165,7 @@ def _shift(edit, count, i, d, documents, load, caps, state):
     return True
 
 
-@njit(cache=True)
+@fast
 def _split(edit, count, i, d, documents, load, caps, state):
     """Cut piece i in two and give one part to another bin."""
     begin = edit[i - 1, END] if i else 0
@@ -159,10 +174,10 @@ def _split(edit, count, i, d, documents, load, caps, state):
     if draw(state) < 0.5:
         y = int(load.shape[1] * draw(state))
     else:
-        other = edit[int(count * draw(state))]
-        if other[ORDER] == 0:
+        other = int(count * draw(state))
+        if edit[other, ORDER] == 0:
             return False
-        y = other[BIN + int(other[ORDER] * draw(state))]
+        y = edit[other, BIN + int(edit[other, ORDER] * draw(state))]
     if x == y:
         return False
     pairs = area_before(documents, d, end) - area_before(documents, d, begin)
@@ -172,49 +187,49 @@ def _split(edit, count, i, d, documents, load, caps, state):
     if row <= begin or row >= end:
         return False
     insert(edit, count, i, row)
-    give(edit[i + 1 if at_end else i], x, y)
+    give(edit, i + 1 if at_end else i, x, y)
     return True
 
 
-@njit(cache=True)
+@fast
 def insert(edit, count, i, row):
     """Cut piece i of `count` in two at a row."""
     for k in range(count, i, -1):
-        edit[k] = edit[k - 1]
+        for c in range(WIDTH):
+            edit[k, c] = edit[k - 1, c]
     edit[i, END] = row
 
 
-@njit(cache=True)
-def _reorder(edit, sizes, i, d, documents, groups, max_order, num_bins, state):
-    """Double the order of piece i with new bins, halve it, or join two neighbours of order 1 in one of order 2."""
-    piece = edit[i]
-    order = piece[ORDER]
-    if not piece[OWN] or piece[HEADS] != (1 << groups) - 1:
-        return False
+@fast
+def _reorder(edit, count, i, groups, may_grow, num_bins, state):
+    """Double the order of piece i with new bins, halve it, or join two of order 1 in one: the new count, or 0."""
+    order = edit[i, ORDER]
+    if not edit[i, OWN] or edit[i, HEADS] != (1 << groups) - 1:
+        return 0
     u = draw(state)
     if u < 0.35 and order > 1:
-        piece[ORDER] = order // 2
-        piece[HOME] = piece[BIN]
-        return True
-    if 2 * order > min(max_order, num_bins) or (documents.table[d] >= 0 and 2 * order > groups):
-        return False
-    if u < 0.6 and order == 1 and i + 1 < sizes[0]:
-        if not alike(piece, edit[i + 1]):
-            return False
-        piece[ORDER] = 2
-        piece[BIN + 1] = edit[i + 1, BIN]
-        piece[END] = edit[i + 1, END]
-        for k in range(i + 1, sizes[0] - 1):
-            edit[k] = edit[k + 1]
-        sizes[0] -= 1
-        return True
+        edit[i, ORDER] = order // 2
+        edit[i, HOME] = edit[i, BIN]
+        return count
+    if not may_grow:
+        return 0
+    if u < 0.6 and order == 1 and i + 1 < count:
+        if edit[i + 1, ORDER] != 1 or not joins(edit, i, i + 1):
+            return 0
+        edit[i, ORDER] = 2
+        edit[i, BIN + 1] = edit[i + 1, BIN]
+        edit[i, END] = edit[i + 1, END]
+        for k in range(i + 1, count - 1):
+            for c in range(WIDTH):
+                edit[k, c] = edit[k + 1, c]
+        return count - 1
     for j in range(order, 2 * order):
-        piece[BIN + j] = int(num_bins * draw(state))
-    piece[ORDER] = 2 * order
-    return True
+        edit[i, BIN + j] = int(num_bins * draw(state))
+    edit[i, ORDER] = 2 * order
+    return count
 
 
-@njit(cache=True)
+@fast
 def valid(edit, count):
     """Whether bins of a tile differ and its columns end before its own rows."""
     begin = 0

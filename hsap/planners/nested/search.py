@@ -10,9 +10,23 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
-from hsap.planners.nested.cost import AREA, BIN, BYTES, END, NUM_LOADS, ORDER, OWN, Rules, add_document, energy, tidy
+from hsap.loops import loop
+from hsap.planners.nested.cost import (
+    AREA,
+    BIN,
+    BYTES,
+    END,
+    NUM_LOADS,
+    ORDER,
+    OWN,
+    Rules,
+    add_document,
+    copy_pieces,
+    energy,
+    fast,
+    tidy,
+)
 from hsap.planners.nested.moves import cut_row, draw, give, insert, joins, part_of, propose, valid
 from hsap.planners.nested.peel import peel
 from hsap.planners.nested.repair import repair
@@ -27,7 +41,7 @@ SPARE_PLACES = 2
 """Pieces a bin, of those a document may have, that the search leaves to the repair."""
 
 
-@njit(cache=True)
+@loop
 def solve(template, counts, documents, rules, wishes, proposals, heat, price, max_order, places, seed):
     """Place a template's items: (pieces, counts, load, energy) of the best placement found.
 
@@ -42,18 +56,17 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     load = np.zeros((keep + 1, NUM_LOADS, num_bins))
     found = np.full(keep, NOT_FOUND)
     reach = np.zeros((3, num_bins, rules.groups), np.int64)
+    stale = np.zeros(n, np.bool_)
     for t in range(len(wishes)):
         peel(template, counts, documents, rules, wishes[t], pieces[keep], sizes[keep])
-        load[keep] = 0
-        for d in range(n):
-            sizes[keep, d] = tidy(pieces[keep, d], sizes[keep, d])
-            add_document(load[keep], pieces[keep, d], sizes[keep, d], 1.0, d, documents, rules, reach)
+        _count(load[keep], pieces[keep], sizes[keep], documents, rules, reach)
         value = energy(load[keep], rules, price[0])
         first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
         worst = first + np.argmax(found[first : first + KEPT])
         if value < found[worst] and not (found == value).any():
             found[worst] = value
-            pieces[worst], sizes[worst], load[worst] = pieces[keep], sizes[keep], load[keep]
+            _copy_stale(pieces[worst], sizes[worst], pieces[keep], sizes[keep], stale, True)
+            copy_load(load[worst], load[keep])
     if rules.peak > 0:
         rules = priced(rules, max(rules.unit, load[np.argmin(found), BYTES].sum() / num_bins))
     heat = (heat[0] * rules.unit, heat[1] * rules.unit)
@@ -82,7 +95,18 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
 
 
-@njit(cache=True)
+@fast
+def _count(load, pieces, counts, documents, rules, reach):
+    """Join what is alike and count all documents anew."""
+    for k in range(load.shape[0]):
+        for x in range(load.shape[1]):
+            load[k, x] = 0.0
+    for d in range(len(counts)):
+        counts[d] = tidy(pieces[d], counts[d])
+        add_document(load, pieces[d], counts[d], 1.0, d, documents, rules, reach)
+
+
+@loop
 def repair_from(pieces, counts, documents, rules, exact):
     """Repair in place where bins compute `exact` pairs, float64 [bins], rather than what documents' tables say."""
     load = np.zeros((NUM_LOADS, rules.caps.shape[1]))
@@ -93,22 +117,22 @@ def repair_from(pieces, counts, documents, rules, exact):
     repair(pieces, counts, documents, load, rules, REPAIR_PRICE, 20 * load.shape[1])
 
 
-@njit(cache=True)
+@loop
 def priced(rules, unit):
     """The same rules with another unit."""
     return Rules(rules.kv, rules.q, rules.o, rules.groups, rules.caps, unit, rules.peak, rules.piece)
 
 
-@njit(cache=True)
+@loop
 def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_order, seed):
     """Change pieces and counts in place, keep load right, leave the best state met: its energy at the last price."""
     state = np.array([np.uint64(seed * 2654435761 + 88172645463325252)])
     reach = np.zeros((3, load.shape[1], rules.groups), np.int64)
-    parts = np.zeros((len(counts), *load.shape))
+    parts = np.zeros((len(counts), load.shape[0], load.shape[1]))
     for d in range(len(counts)):
         add_document(parts[d], pieces[d], counts[d], 1.0, d, documents, rules, reach)
     edit = np.zeros((3, pieces.shape[1] - SPARE_PLACES * load.shape[1], pieces.shape[2]), np.int64)
-    fresh = np.zeros((3, *load.shape))
+    fresh = np.zeros((3, load.shape[0], load.shape[1]))
     sizes, which = np.zeros(3, np.int64), np.zeros(3, np.int64)
     trial = load.copy()
     best_pieces, best_counts, best_load = pieces.copy(), counts.copy(), load.copy()
@@ -123,9 +147,10 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         changed = propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which)
         if changed == 0:
             continue
-        trial[:] = load
+        copy_load(trial, load)
         for c in range(changed):
-            _exchange(trial, fresh[c], parts[which[c]], edit[c], sizes[c], which[c], documents, rules, reach)
+            add_load(trial, parts[which[c]], -1.0)
+            _recount(trial, fresh[c], edit[c], sizes[c], which[c], documents, rules, reach)
         if draw(state) < 0.7:
             changed = _mend(
                 pieces, counts, documents, trial, parts, fresh, rules, state, edit, sizes, which, changed, reach
@@ -134,35 +159,60 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         if after > now and draw(state) >= math.exp((now - after) / now_heat):
             continue
         now = after
-        load[:] = trial
+        copy_load(load, trial)
         for c in range(changed):
             d = which[c]
-            pieces[d, : sizes[c]] = edit[c, : sizes[c]]
+            copy_pieces(pieces, d, edit, c, sizes[c])
             counts[d] = sizes[c]
-            parts[d] = fresh[c]
+            copy_load(parts[d], fresh[c])
             stale[d] = True
-        if energy(load, rules, price[1]) < best - 1e-6:
-            best = energy(load, rules, price[1])
-            for d in np.flatnonzero(stale):
-                best_pieces[d, : counts[d]] = pieces[d, : counts[d]]
-                best_counts[d] = counts[d]
-            stale[:] = False
-            best_load[:] = load
-    pieces[:], counts[:], load[:] = best_pieces, best_counts, best_load
+        last = energy(load, rules, price[1])
+        if last < best - 1e-6:
+            best = last
+            _copy_stale(best_pieces, best_counts, pieces, counts, stale, False)
+            copy_load(best_load, load)
+    _copy_stale(pieces, counts, best_pieces, best_counts, stale, True)
+    copy_load(load, best_load)
     return best
 
 
-@njit(cache=True)
-def _exchange(load, fresh, old, edit, size, d, documents, rules, reach):
-    """Count a changed document anew, into fresh, and put it in the place of its old loads."""
-    fresh[:] = 0
+@fast
+def _copy_stale(to_pieces, to_counts, pieces, counts, stale, all_of_them):
+    """Copy the documents that are marked, and unmark them."""
+    for d in range(len(counts)):
+        if stale[d] or all_of_them:
+            copy_pieces(to_pieces, d, pieces, d, counts[d])
+            to_counts[d] = counts[d]
+            stale[d] = False
+
+
+@fast
+def copy_load(target, source):
+    """Copy a load table."""
+    for k in range(target.shape[0]):
+        for x in range(target.shape[1]):
+            target[k, x] = source[k, x]
+
+
+@fast
+def add_load(target, source, sign):
+    """Add a load table to another."""
+    for k in range(target.shape[0]):
+        for x in range(target.shape[1]):
+            target[k, x] += sign * source[k, x]
+
+
+@fast
+def _recount(load, fresh, edit, size, d, documents, rules, reach):
+    """Count a changed document into fresh and add it to the load."""
+    for k in range(fresh.shape[0]):
+        for x in range(fresh.shape[1]):
+            fresh[k, x] = 0.0
     add_document(fresh, edit, size, 1.0, d, documents, rules, reach)
-    for k in range(load.shape[0]):
-        for x in range(load.shape[1]):
-            load[k, x] += fresh[k, x] - old[k, x]
+    add_load(load, fresh, 1.0)
 
 
-@njit(cache=True)
+@fast
 def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, sizes, which, changed, reach):
     """Cut what the fullest bin has too much off one of its pieces, for one with room: number of documents changed."""
     k, x, y = _fullest(load, rules.caps, state)
@@ -170,53 +220,67 @@ def _mend(pieces, counts, documents, load, parts, fresh, rules, state, edit, siz
     if size <= 0:
         return changed
     n = len(counts)
-    first = int(n * draw(state))
-    for step in range(n):
-        d = (first + step) % n
+    d = int(n * draw(state))
+    for _ in range(n):
+        d = d + 1 if d + 1 < n else 0
         c = changed
         for e in range(changed):
             c = e if which[e] == d else c
         if c == 3:
             continue
-        i = _piece_of(edit[c] if c < changed else pieces[d], sizes[c] if c < changed else counts[d], x, k, state)
+        if c < changed:
+            i = _piece_of(edit, c, sizes[c], x, k, state)
+        else:
+            i = _piece_of(pieces, d, counts[d], x, k, state)
         if i < 0:
             continue
         if c == changed:
-            edit[c, : counts[d]] = pieces[d, : counts[d]]
+            copy_pieces(edit, c, pieces, d, counts[d])
             sizes[c], which[c] = counts[d], d
-            fresh[c] = parts[d]
-        begin = edit[c, i - 1, END] if i else 0
-        end = edit[c, i, END]
-        at_end = draw(state) < 0.5
-        near = i + 1 if at_end else i - 1
-        order = edit[c, i, ORDER]
-        shift = 0 <= near < sizes[c] and joins(edit[c, i], edit[c, min(max(near, 0), sizes[c] - 1)])
-        shift = shift and (order > 1 or draw(state) < 0.7)
-        if order > 1 and not shift:
+            copy_load(fresh[c], parts[d])
+        after = _cut(edit[c], sizes[c], i, d, documents, size, k, x, y, rules.groups, state)
+        if after < 0:
             continue
-        part = part_of(edit[c, i], rules.groups) / order
-        pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size * order + 1)
-        row = cut_row(documents, d, begin, end, pairs, rows, at_end)
-        if k == 0:
-            row += -1 if at_end else 1
-        if row <= begin or row >= end or not (shift or sizes[c] < edit.shape[1]):
+        if after == 0:
             return changed
-        if shift:
-            edit[c, min(i, near), END] = row
-            if not valid(edit[c], sizes[c]):
-                edit[c, min(i, near), END] = end if at_end else begin
-                return changed
-        else:
-            insert(edit[c], sizes[c], i, row)
-            give(edit[c, i + 1 if at_end else i], x, y)
-            sizes[c] = tidy(edit[c], sizes[c] + 1)
-        before = fresh[c].copy()
-        _exchange(load, fresh[c], before, edit[c], sizes[c], d, documents, rules, reach)
+        sizes[c] = after
+        add_load(load, fresh[c], -1.0)
+        _recount(load, fresh[c], edit[c], sizes[c], d, documents, rules, reach)
         return max(changed, c + 1)
     return changed
 
 
-@njit(cache=True)
+@fast
+def _cut(edit, count, i, d, documents, size, k, x, y, groups, state):
+    """Cut so much off piece i, for bin y or a neighbour: the new count, 0 where that can't be done, -1: try another."""
+    begin = edit[i - 1, END] if i else 0
+    end = edit[i, END]
+    at_end = draw(state) < 0.5
+    near = i + 1 if at_end else i - 1
+    order = edit[i, ORDER]
+    shift = 0 <= near < count and joins(edit, i, near) and (order > 1 or draw(state) < 0.7)
+    if order > 1 and not shift:
+        return -1
+    part = part_of(edit, i, groups) / order
+    pairs, rows = (size / part if part else 0.0, 0.0) if k == 0 else (0.0, size * order + 1)
+    row = cut_row(documents, d, begin, end, pairs, rows, at_end)
+    if k == 0:
+        row += -1 if at_end else 1
+    if row <= begin or row >= end or not (shift or count < edit.shape[0]):
+        return 0
+    if shift:
+        border = min(i, near)
+        edit[border, END] = row
+        if not valid(edit, count):
+            edit[border, END] = end if at_end else begin
+            return 0
+        return count
+    insert(edit, count, i, row)
+    give(edit, i + 1 if at_end else i, x, y)
+    return tidy(edit, count + 1)
+
+
+@fast
 def _fullest(load, caps, state):
     """Resource (0 area, 1 tokens) and bin that exceed their cap most, and a bin that has room for it, by chance."""
     worst, x, k = -1.0, 0, 0
@@ -233,13 +297,14 @@ def _fullest(load, caps, state):
     return k, x, y
 
 
-@njit(cache=True)
-def _piece_of(edit, count, x, k, state):
-    """A piece that loads bin x with resource k, -1 where there is none."""
-    first = int(count * draw(state))
-    for step in range(count):
-        i = (first + step) % count
-        for j in range(edit[i, ORDER] if k == 0 or edit[i, OWN] else 0):
-            if edit[i, BIN + j] == x:
-                return i
+@fast
+def _piece_of(pieces, d, count, x, k, state):
+    """A piece of document d that loads bin x with resource k, -1 where there is none."""
+    i = int(count * draw(state))
+    for _ in range(count):
+        i = i + 1 if i + 1 < count else 0
+        if k == 0 or pieces[d, i, OWN]:
+            for j in range(pieces[d, i, ORDER]):
+                if pieces[d, i, BIN + j] == x:
+                    return i
     return -1

@@ -18,6 +18,7 @@ from hsap.compiler.lower import lower
 from hsap.compiler.order import order
 from hsap.compiler.pipeline import build
 from hsap.compiler.relay import relay
+from hsap.compiler.trays import SpanTable
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS, Strategy
@@ -68,14 +69,16 @@ def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> N
     problem = replace(problem, topology=strategy.topology or problem.topology)
     shards, num_groups = strategy.shards, strategy.num_groups
     inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
-    rows = _timed(times, "expand", place_rows, problem, shards)
+    spans, *rows = _timed(times, "expand", place_rows, problem, shards)
+    table = SpanTable.of(shards, spans)
     for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
         transfers = _timed(times, "order", order, shards, schedule, direction)
         if strategy.relay:
             nodes = problem.node_of[::intra]
             transfers = _timed(times, "order", relay, shards, schedule, transfers, problem.heads, nodes)
-        draft = _timed(times, "lower", lower, shards, schedule, transfers, direction, inter, num_groups, intra > 1)
-        programs = _timed(times, "expand", expand, problem, shards, schedule.blocks, draft, rows, num_groups, direction)
+        draft = _timed(times, "lower", lower, table, schedule, transfers, direction, inter, num_groups, intra > 1)
+        programs = _timed(times, "expand", expand, problem, draft, *rows, num_groups, direction)
+        table = draft.table
         _timed(times, "buffers", place_buffers, programs)
 
 
