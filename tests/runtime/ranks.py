@@ -22,6 +22,6 @@ def run_ranks(num_ranks: int, function: Callable, *args) -> list:
 def _rank(rank: int, num_ranks: int, folder: str, function: Callable, args: tuple) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), num_ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=300))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=900))
     torch.save(function(rank, *args), os.path.join(folder, f"result-{rank}.pt"))
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ def launch(tmp_path, *overrides, by=(sys.executable,), script=SCRIPT, **flags):
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE")}
     environment = {**kept, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "", **flags}
     command = [*by, script, *ARGUMENTS, *overrides]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def found(done):

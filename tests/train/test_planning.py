@@ -43,7 +43,7 @@ def on_all_ranks(function, make=setup, steps=range(1, 8), lookahead=2) -> list:
             planned.close()
 
     with ThreadPoolExecutor(NUM_RANKS) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(rank_of, rank) for rank in range(NUM_RANKS)]]
+        return [future.result(timeout=600) for future in [pool.submit(rank_of, rank) for rank in range(NUM_RANKS)]]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 5])
@@ -71,7 +71,7 @@ def test_with_auto_only_the_publisher_of_a_plan_chooses() -> None:
         return [(plan.hash, plan.planner, plan.choice) for s in planned for plan in s.plans]
 
     with ThreadPoolExecutor(NUM_RANKS) as pool:
-        results = [future.result(timeout=60) for future in [pool.submit(walk, rank) for rank in range(NUM_RANKS)]]
+        results = [future.result(timeout=600) for future in [pool.submit(walk, rank) for rank in range(NUM_RANKS)]]
     assert results[0] == results[1] == results[2] and len(results[0]) == 14
     for number, (_, planner, choice) in enumerate(results[0], start=2):
         assert planner == only[number % NUM_RANKS] and list(choice) == [planner] and choice[planner] > 0
@@ -128,11 +128,11 @@ def test_used_plans_leave_the_store() -> None:
     def walk(rank: int) -> None:
         planned = PlannedSteps(map(step, range(1, 30)), PlanExchange(store, "s", rank, NUM_RANKS, setup()), 1)
         for _ in planned:
-            together.wait(timeout=60)
+            together.wait(timeout=600)
         planned.close()
 
     together = threading.Barrier(NUM_RANKS)
     with ThreadPoolExecutor(NUM_RANKS) as pool:
         for future in [pool.submit(walk, rank) for rank in range(NUM_RANKS)]:
-            future.result(timeout=60)
+            future.result(timeout=600)
     assert store.num_keys() <= 2 * 6

@@ -39,7 +39,7 @@ def train(folder, *arguments, by=(sys.executable,)):
     bin = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     command = [*by, str(REPOSITORY / "train.py"), *(f"{key}={value}" for key, value in settings.items()), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def metrics(out):
