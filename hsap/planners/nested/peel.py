@@ -92,7 +92,7 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
         goal, load = np.zeros(2), loads[:, x].copy()
         for k in range(2):
             free = caps[k, x] - loads[k, x]
-            mean = left[k] * free / room[k]
+            mean = left[k] * free / room[k] if room[k] > 0 else 0.0
             room[k] -= free
             goal[k] = loads[k, x] + min(max(mean + wish[k] * (free - mean), left[k] - room[k]), free)
         cut = _fill_area(items, documents, goal, load, tails, ends, x, wish)
