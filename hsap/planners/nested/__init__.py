@@ -53,9 +53,9 @@ NODES_AT_EFFORT, MOST_EFFORT = 3, 4
 """Number of nodes that the effort is meant for: for more of them the search makes more proposals, up to this factor."""
 RANK_SHARES = (4, 8)
 """Among a node's ranks it makes this many times fewer proposals than the effort says: least and most (many nodes)."""
-NUM_RETRIES, MOST_MISSES = 4, 2
+NUM_RETRIES, MOST_MISSES = 3, 2
 """How often the node of the busiest rank is searched again, and how often in a row in vain."""
-RETRY_SHARE = 4
+RETRY_SHARE = 2
 """So many times fewer when a node is searched again."""
 MOST_REPAIRS = 5
 
