@@ -24,7 +24,7 @@ from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
 from hsap.ir.schedule import Strategy
-from hsap.planners.nested.cost import BYTES, Documents
+from hsap.planners.nested.cost import AREA, BYTES, TOKENS, Documents
 from hsap.planners.nested.documents import documents_of, exact_areas
 from hsap.planners.nested.levels import (
     Table,
@@ -34,24 +34,30 @@ from hsap.planners.nested.levels import (
     tabulate,
     whole_documents,
 )
-from hsap.planners.nested.search import repair_from, solve
+from hsap.planners.nested.search import improve, repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
 from hsap.planners.nested.wide import spread
 
-NODE_SLACK = 0.8
-"""Share of the slack that nodes may use; the rest is for their ranks."""
+NODE_SLACKS = (0.97, 0.8)
+"""Share of the slack that nodes may use: the next where a node could not be dealt to its ranks within their caps."""
 CARE = 0.0005
 """What ranks' caps on area are lowered by, so that rounding rows doesn't exceed them."""
-PEAK, NODE_PEAK = 8.0, 0.0
+PEAK, NODE_PEAK = 24.0, 0.0
 """Weight of what the busiest rank, or node, receives beside what all receive together."""
-NODE_STARTS, RANK_STARTS = 80, 12
+NODE_STARTS, RANK_STARTS = 60, 12
 """First placements that are made, the best ones to be improved."""
-HEAT = ((0.0015, 0.0001), (0.004, 0.0003))
+NODE_PRICE, RANK_PRICE = (4.0, 64.0), (8.0, 200.0)
+"""First and last price of exceeding a cap by all of it, in units."""
+HEAT = ((0.0004, 0.00003), (0.001, 0.0003))
 """First and last heat of the search among nodes and among ranks, in units (`Rules.unit`)."""
-RANK_SHARE = 5
-"""Among a node's ranks the search makes this many times fewer proposals than among the nodes."""
-NUM_RETRIES = 2
-"""How often the node of the busiest rank is searched again."""
+NODES_AT_EFFORT, MOST_EFFORT = 3, 4
+"""Number of nodes that the effort is meant for: for more of them the search makes more proposals, up to this factor."""
+RANK_SHARES = (4, 8)
+"""Among a node's ranks it makes this many times fewer proposals than the effort says: least and most (many nodes)."""
+NUM_RETRIES, MOST_MISSES = 3, 2
+"""How often the node of the busiest rank is searched again, and how often in a row in vain."""
+RETRY_SHARE = 2
+"""So many times fewer when a node is searched again."""
 MOST_REPAIRS = 5
 
 
@@ -102,22 +108,40 @@ def place(
     # One pair or token can't be divided, and where there is none a cap still isn't zero.
     least = np.array([1, np.ceil(mean[1])])
     caps = np.maximum([mean[0] * (1 + slack[0] - CARE), tokens], least)
-    pieces, counts = whole_documents(documents.length, groups)
-    if len(size) > 1:
-        loose = np.maximum(mean * (1 + slack * NODE_SLACK), least)
-        rules = rules_of(costs, groups, loose[:, None] * size, NODE_PEAK)
-        pieces, counts, _, _ = search_level(
-            pieces, counts, documents, rules, proposals, NODE_STARTS, (4.0, 64.0), min(2, groups), 1
-        )
-    ranks = [_Ranks(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))]
-    ranks = [part for part in ranks if len(part.which)]
-    for part in ranks:
-        part.solve(costs, caps, proposals // RANK_SHARE, 0)
-    # The rank that receives most sets the pace: its node gets more tries.
-    for attempt in range(1, NUM_RETRIES + 1 if len(ranks) > 1 else 1):
-        max(ranks, key=lambda part: part.most).solve(costs, caps, proposals // RANK_SHARE, attempt)
+    for node_slack in NODE_SLACKS if len(size) > 1 else (1.0,):
+        pieces, counts = whole_documents(documents.length, groups)
+        if len(size) > 1:
+            more = min(max(len(size) / NODES_AT_EFFORT, 1.0), MOST_EFFORT)
+            loose = np.minimum(np.maximum(mean * (1 + slack * node_slack), least), caps)
+            rules = rules_of(costs, groups, loose[:, None] * size, NODE_PEAK)
+            most = min(2, groups)
+            pieces, counts, _, _ = search_level(
+                pieces, counts, documents, rules, int(more * proposals), NODE_STARTS, NODE_PRICE, most, 1
+            )
+        ranks = [_Ranks(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))]
+        ranks = [part for part in ranks if len(part.which)]
+        _deal(ranks, costs, caps, proposals, len(size))
+        if all(part.fits for part in ranks):
+            break
     tables = [_exactly(problem, part, wide) for part in ranks]
     return Table(*(np.concatenate(parts) for parts in zip(*tables)))
+
+
+def _deal(ranks: list[_Ranks], costs, caps: np.ndarray, proposals: int, num_nodes: int) -> None:
+    """Search among the ranks of every node; the rank that receives most sets the pace: its node gets more tries."""
+    share = min(max(2 * num_nodes, RANK_SHARES[0]), RANK_SHARES[1])
+    for part in ranks:
+        part.solve(costs, caps, proposals // share, 0)
+    misses = 0
+    for attempt in range(1, NUM_RETRIES + 1):
+        busiest = max(ranks, key=lambda part: (not part.fits, part.load[BYTES].max()))
+        if attempt % 2:
+            better = busiest.solve(costs, caps, proposals // RETRY_SHARE, attempt)
+        else:
+            better = busiest.improve(proposals // RETRY_SHARE, attempt)
+        misses = 0 if better else misses + 1
+        if misses == MOST_MISSES:
+            break
 
 
 class _Ranks:
@@ -128,17 +152,34 @@ class _Ranks:
         self.documents = part_of_documents(documents, self.which)
         self.starts = starts[self.which]
         self.first_rank, self.size, self.groups, self.node = first_rank, size, groups, x
-        self.energy, self.most = np.inf, 0.0
+        self.energy, self.fits = np.inf, False
 
-    def solve(self, costs, caps: np.ndarray, proposals: int, attempt: int) -> None:
-        """Search; keep what is found if it is better than what there is."""
-        self.rules = rules_of(costs, self.groups, np.repeat(caps[:, None], self.size, axis=1), PEAK)
+    def solve(self, costs, caps: np.ndarray, proposals: int, attempt: int) -> bool:
+        """Search anew; keep what is found if it is better than what there is, and say so."""
+        rules = rules_of(costs, self.groups, np.repeat(caps[:, None], self.size, axis=1), PEAK)
         seed = 2 + self.node + 1000 * attempt
         pieces, counts, load, found = search_level(
-            self.template, self.sizes, self.documents, self.rules, proposals, RANK_STARTS, (8.0, 200.0), 8, seed
+            self.template, self.sizes, self.documents, rules, proposals, RANK_STARTS, RANK_PRICE, 8, seed
         )
-        if found < self.energy:
-            self.pieces, self.counts, self.energy, self.most = pieces, counts, found, load[BYTES].max()
+        self.rules = rules._replace(unit=max(rules.unit, float(load[BYTES].mean())))
+        return self._keep(pieces, counts, load, found)
+
+    def improve(self, proposals: int, attempt: int) -> bool:
+        """Search on from the placement; keep what is found if it is better, and say so."""
+        pieces, counts, load = self.pieces.copy(), self.counts.copy(), self.load.copy()
+        heat = (HEAT[1][0] * self.rules.unit, HEAT[1][1] * self.rules.unit)
+        seed = 2 + self.node + 1000 * attempt
+        args = self.rules, proposals, heat, RANK_PRICE[1], 8, seed
+        return self._keep(pieces, counts, load, improve(pieces, counts, self.documents, load, *args))
+
+    def _keep(self, pieces, counts, load, found: float) -> bool:
+        # Caps come first; where a single row or token is more than a cap, nothing fits.
+        fits = bool((load[AREA : TOKENS + 1] <= self.rules.caps * (1 + 1e-9)).all())
+        better = (not fits, found) < (not self.fits, self.energy)
+        if better:
+            self.fits = fits
+            self.pieces, self.counts, self.load, self.energy = pieces, counts, load, found
+        return better
 
 
 def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:

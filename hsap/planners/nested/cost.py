@@ -145,7 +145,7 @@ def add_document(load, pieces, count, sign, d, documents, rules, reach):
 @loop(inline="always")
 def log2(order):
     """Logarithm of an order: 1, 2, 4 or 8."""
-    return (order > 1) + (order > 2) + (order > 4)
+    return int(order > 1) + int(order > 2) + int(order > 4)
 
 
 @fast

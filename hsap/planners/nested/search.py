@@ -79,20 +79,16 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
     b = np.argmin(found)
     if num_bins > 1:
         middle = (math.sqrt(heat[0] * heat[1]), heat[1])
-        anneal(
-            pieces[b],
-            sizes[b],
-            documents,
-            load[b],
-            rules,
-            proposals // 2,
-            middle,
-            (price[1], price[1]),
-            max_order,
-            seed,
-        )
-        repair(pieces[b], sizes[b], documents, load[b], rules, REPAIR_PRICE, 20 * num_bins)
+        improve(pieces[b], sizes[b], documents, load[b], rules, proposals // 2, middle, price[1], max_order, seed)
     return pieces[b], sizes[b], load[b], energy(load[b], rules, price[1])
+
+
+@loop
+def improve(pieces, counts, documents, load, rules, proposals, heat, price, max_order, seed):
+    """Search on from a placement, in place, and bring it under its caps: its energy. heat: (first, last), in bytes."""
+    anneal(pieces, counts, documents, load, rules, proposals, heat, (price, price), max_order, seed)
+    repair(pieces, counts, documents, load, rules, REPAIR_PRICE, 20 * load.shape[1])
+    return energy(load, rules, price)
 
 
 @fast
