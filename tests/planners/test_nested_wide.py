@@ -1,4 +1,6 @@
-"""Wide rows of the flagship: found where they are, computed where their keys live, every pair once, both caps."""
+"""Wide rows of the flagship: found where they are, computed where their keys live, every pair once; tight caps."""
+
+import importlib
 
 import numpy as np
 import pytest
@@ -96,3 +98,10 @@ def test_a_mask_that_shows_nothing_has_a_plan() -> None:
     for topology in ("1x1", "16x1"):
         plan = plan_of(lengths, topology, ((nothing, 1),))
         assert plan.tokens_per_rank.max() <= 1.05 * np.ceil(930 / plan.num_ranks)
+
+
+@pytest.mark.parametrize("lengths", [[7901, 7100, 4739], [6680, 6000, 785], [6000, 1539]], ids=str)
+def test_nodes_leave_their_ranks_room_where_a_row_is_a_percent_of_a_rank(lengths, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.import_module("hsap.planners.nested"), "NODE_SLACK", 0.98)
+    for topology in ("32x1", "64x1"):
+        assert max(imbalances(plan_of(lengths, topology))) <= 1.05

@@ -102,17 +102,21 @@ def place(
     nodes = problem.node_of[:: problem.topology.intra_sp]
     first_rank = np.flatnonzero(np.diff(nodes, prepend=-1))
     size = np.diff(first_rank, append=num_ranks)
-    mean = totals(documents) / num_ranks
+    pairs = pairs_of_documents(documents)
+    mean = np.array([pairs.sum(), documents.length.sum()], np.float64) / num_ranks
     intra = problem.topology.intra_sp
     tokens = intra * np.floor(mean[1] / intra * (1 + slack[1]))
     # One pair or token can't be divided, and where there is none a cap still isn't zero.
     least = np.array([1, np.ceil(mean[1])])
     caps = np.maximum([mean[0] * (1 + slack[0] - CARE), tokens], least)
+    row = 2 * (pairs / documents.length).max() if len(pairs) else 0.0
     for node_slack in NODE_SLACKS if len(size) > 1 else (1.0,):
         pieces, counts = whole_documents(documents.length, groups)
         if len(size) > 1:
             more = min(max(len(size) / NODES_AT_EFFORT, 1.0), MOST_EFFORT)
-            loose = np.minimum(np.maximum(mean * (1 + slack * node_slack), least), caps)
+            # A node's ranks need room to be cut between whole rows.
+            loose = np.minimum(mean * (1 + slack * node_slack), caps - [row, 0])
+            loose = np.minimum(np.maximum(loose, np.maximum(mean * (1 + slack / 2), least)), caps)
             rules = rules_of(costs, groups, loose[:, None] * size, NODE_PEAK)
             most = min(2, groups)
             pieces, counts, _, _ = search_level(
@@ -199,11 +203,10 @@ def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
     return table
 
 
-def totals(documents: Documents) -> np.ndarray:
-    """Pairs and tokens of all documents: float64 [2]."""
+def pairs_of_documents(documents: Documents) -> np.ndarray:
+    """Pairs of each document: float64 [n]."""
     causal = documents.length * (documents.length + 1) / 2
-    pairs = np.where(documents.table < 0, causal, documents.area[documents.table, -1] if len(documents.area) else 0)
-    return np.array([pairs.sum(), documents.length.sum()], np.float64)
+    return np.where(documents.table < 0, causal, documents.area[documents.table, -1] if len(documents.area) else 0)
 
 
 def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):

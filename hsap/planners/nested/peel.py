@@ -46,7 +46,7 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
         for k in range(2):
             load[k] = loads[k, x]
             free = caps[k, x] - loads[k, x]
-            mean = left[k] * free / room[k] if room[k] > 0 else 0.0
+            mean = left[k] * free / room[k] if room[k] > 0 else free
             room[k] -= free
             goal[k] = loads[k, x] + min(max(mean + wish[k] * (free - mean), left[k] - room[k]), free)
         cut = _fill_area(items, documents, goal, load, tails, ends, x, wish)
