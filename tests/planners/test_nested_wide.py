@@ -102,6 +102,6 @@ def test_a_mask_that_shows_nothing_has_a_plan() -> None:
 
 @pytest.mark.parametrize("lengths", [[7901, 7100, 4739], [6680, 6000, 785], [6000, 1539]], ids=str)
 def test_nodes_leave_their_ranks_room_where_a_row_is_a_percent_of_a_rank(lengths, monkeypatch) -> None:
-    monkeypatch.setattr(importlib.import_module("hsap.planners.nested"), "NODE_SLACK", 0.98)
+    monkeypatch.setattr(importlib.import_module("hsap.planners.nested"), "NODE_SLACKS", (0.98,))
     for topology in ("32x1", "64x1"):
         assert max(imbalances(plan_of(lengths, topology))) <= 1.05

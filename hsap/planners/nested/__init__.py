@@ -125,9 +125,9 @@ def place(
         ranks = [_Ranks(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))]
         ranks = [part for part in ranks if len(part.which)]
         _deal(ranks, costs, caps, proposals, len(size))
+        tables = [_exactly(problem, part, wide) for part in ranks]
         if all(part.fits for part in ranks):
             break
-    tables = [_exactly(problem, part, wide) for part in ranks]
     return Table(*(np.concatenate(parts) for parts in zip(*tables)))
 
 
@@ -187,7 +187,7 @@ class _Ranks:
 
 
 def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
-    """Tabulate a node's ranks; repair first what areas that were interpolated hid."""
+    """Tabulate a node's ranks; repair first what interpolated areas hid, and note whether that worked."""
     caps = part.rules.caps[0]
     for _ in range(MOST_REPAIRS):
         table = Table(
@@ -197,7 +197,8 @@ def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
         if (part.documents.table < 0).all():
             break
         exact = exact_areas(problem, table.cells, part.groups)[part.first_rank : part.first_rank + part.size]
-        if (exact <= caps).all():
+        part.fits = bool((exact <= caps).all())
+        if part.fits:
             break
         repair_from(part.pieces, part.counts, part.documents, part.rules, exact)
     return table
