@@ -1,4 +1,4 @@
-"""Planners: every published strategy as one small file that only chooses where and when blocks are computed.
+"""Planners: every published strategy as a small file or folder that only chooses where and when blocks are computed.
 
 A planner is a function of a problem (and options) that returns a `Strategy` for the `topology.inter_sp` ranks of one
 intra column; one that plans the whole group may choose another shape for all its ranks. `PLANNERS` is the whole list;
@@ -60,7 +60,7 @@ PLANNERS: dict[str, Planner] = {
     ),
     "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
     "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
-    "nested": Planner(nested, "HSAP (this project)", "node first, then rank, then tile; areas and tokens balanced"),
+    "nested": Planner(nested, "ours", "node first, then rank, then tile; areas and tokens balanced"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
     "dcp": Planner(
         dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True

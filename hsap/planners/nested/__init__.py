@@ -6,10 +6,12 @@ Ours; the flagship. What it rests on:
   free.** A suffix is rich in pairs, a prefix or a short document in tokens: mixing them fills both caps with few cuts.
 - Bytes between nodes count once per node, as relays pass rows on inside: so nodes come first (`cost` counts what each
   node receives), then every node deals what it got to its ranks with the same code.
-- Two ranks may share rows by head groups, four or eight by columns of keys too (2-D tiles, cheaper than rows where a
-  suffix is short beside what it sees), and q and o travel within the tile.
+- Two, four or eight ranks may share rows, by head groups and, where there are fewer of these, by columns of keys too
+  (2-D tiles, cheaper than rows where a suffix is short beside what it sees); q and o then travel within the tile.
+What moves: KV of rows seen elsewhere, once to each node and on inside it; q and o of tiles. Forward bytes are what the
+search counts; backward computes every block where forward does.
 Steps: `peel` makes first placements, `search` improves the best of them, `repair` brings areas and tokens under their
-caps exactly, `strategy` turns pieces into shards and blocks. Cost: a few thousand proposals a level, some 10 ms.
+caps exactly, `strategy` turns pieces into shards and blocks. Cost: a few thousand proposals a level.
 Options: area_slack, token_slack: excess of the busiest rank over the mean that is allowed. Where a single row or token
 is more than that, it can't hold. effort: proposals of the search, in hundreds: 10 is quick, 500 is thorough (a few
 percent less between nodes). It is seeded, and never looks at the clock.
@@ -75,9 +77,9 @@ def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05
 
 
 def head_groups(problem: Problem) -> int:
-    """Head groups that ranks may share rows by: a power of two up to 8 that divides the column's KV heads."""
-    share = problem.heads.shares(problem.topology.intra_sp)[0]
-    return next(g for g in (8, 4, 2, 1) if share.kv_count % g == 0)
+    """Head groups that ranks may share rows by: a power of two up to 8 that divides the KV heads of every column."""
+    counts = [share.kv_count for share in problem.heads.shares(problem.topology.intra_sp)]
+    return next(g for g in (8, 4, 2, 1) if all(count % g == 0 for count in counts))
 
 
 def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:

@@ -1,4 +1,6 @@
-"""Cost: what a document's pieces make bins receive, compute and hold. Counted exactly, one document a time.
+"""Cost: what a document's pieces make bins receive, compute and hold, counted one document a time.
+
+Exact for causal documents; others are counted from tables of their rows (`documents`).
 
 A document is an ordered list of *pieces*, row intervals, and a bin is a node (level 1) or a rank (level 2). A piece of
 order 1 is computed by one bin; one of order k is computed by k bins, which share its head groups first and then, where
