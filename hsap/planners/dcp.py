@@ -104,7 +104,8 @@ def dcp(
 class _Choice:
     """Token blocks of one size, their hypergraph, and the rank of every vertex.
 
-    spans: of the token blocks, int64 [num_token_blocks, 2]. cells: blocks of each mask, by token blocks in order of position.
+    spans: of the token blocks, int64 [num_token_blocks, 2]. cells: blocks of each mask, by token blocks in order of
+    position.
     sizes: bytes of a token's (q, o, kv) in each head group, int64 [num_groups, 3].
     """
 
