@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hsap.ir.check import instance
+from hsap.ir.check import Refused, instance
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem
 
@@ -60,7 +60,7 @@ def _choose(problem: Problem, candidates: str | None = None) -> Plan:
     for name in planners.candidates(candidates):
         try:
             plan = compile(problem, name)
-        except ValueError as error:  # too many tokens, too small an arena, a mask or topology that it doesn't do
+        except Refused as error:  # too many tokens, too small an arena, a mask or topology that it doesn't do
             choice[name] = str(error)
             continue
         choice[name] = simulate(plan).predicted_s
@@ -68,5 +68,7 @@ def _choose(problem: Problem, candidates: str | None = None) -> Plan:
             best = plan
     if best is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.items())
-        raise ValueError(f"planner auto: none of its candidates can plan this: {reasons}")
+        raise Refused(
+            f"planner auto: none of its candidates can plan this; name others or relax what they ask for: {reasons}"
+        )
     return replace(best, choice=choice)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import hsap
@@ -103,3 +104,12 @@ def test_auto_is_listed_among_the_planners() -> None:
     assert planners.listing()[-1]["options"] == {"candidates": "|".join(planners.candidates())}
     with pytest.raises(ValueError, match=r"known planners are ring, .*, auto"):
         hsap.compile(problem(), "unheard_of")
+
+
+def test_a_mistake_in_a_planner_is_no_refusal(monkeypatch):
+    def broken(problem):
+        return np.zeros(2) + np.zeros(3)  # NumPy says so by a ValueError
+
+    monkeypatch.setitem(planners.PLANNERS, "ring", replace(planners.PLANNERS["ring"], plan=broken))
+    with pytest.raises(ValueError, match="broadcast"):
+        hsap.compile(problem(), "auto", candidates=CHEAP)

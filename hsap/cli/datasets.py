@@ -32,20 +32,18 @@ def draw(name: str, num_tokens: int, seed: int) -> list[int]:
     one_of("--dataset: unknown name", name, names(), "datasets")
     num_tokens = whole("--tokens", num_tokens, 1, MAX_TOKENS)
     rng = np.random.default_rng(whole("--seed", seed, 0, MAX_SEED))
+    samples = _samples()
+    table, lengths_of = (samples[name], _of_samples) if name in samples else (_bins()[name], _of_bins)
     drawn = np.zeros(0, np.int64)
     while drawn.sum() < num_tokens:
-        uniform = rng.random((_DRAWN_AT_ONCE, 2))
-        samples = _samples().get(name)
-        more = (
-            _of_bins(_bins()[name], uniform) if samples is None else samples[(uniform[:, 0] * len(samples)).astype(int)]
-        )
-        drawn = np.concatenate([drawn, more])
+        drawn = np.concatenate([drawn, lengths_of(table, rng.random((_DRAWN_AT_ONCE, 2)))])
     count = int(np.searchsorted(np.cumsum(drawn), num_tokens)) + 1
     lengths = drawn[:count].tolist()
     return [*lengths[:-1], num_tokens - sum(lengths[:-1])]
 
 
 def _of_samples(samples: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Draw measured lengths, each as likely as the others."""
     return samples[(uniform[:, 0] * len(samples)).astype(np.int64)]
 
 

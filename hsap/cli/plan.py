@@ -13,6 +13,7 @@ from hsap.api import compile, simulate
 from hsap.cli import problem as problem_flags
 from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.show import show
+from hsap.ir.check import Refused
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
@@ -92,7 +93,7 @@ def _warm_up(problem: Problem, planner: str, options: dict) -> None:
     )
     try:
         verify(compile(small, planner, **options))
-    except ValueError:
+    except Refused:
         return
 
 

@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from hsap.compiler.lower import CODE, HELD, NUM_OPERANDS, Draft
+from hsap.compiler.lower import CODE, HELD, MAX_OPERANDS, Draft
 from hsap.ir.block import Shards
 from hsap.ir.heads import HeadRun
 from hsap.ir.precision import ALIGNMENT, Precision, unit_bytes
@@ -85,7 +85,7 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
     """
     op, role, stage = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.int32)
     peer, round_ = np.empty(total, np.int32), np.empty(total, np.int32)
-    buf, run = np.full((total, NUM_OPERANDS), NONE, np.int32), np.empty((total, 4), np.int16)
+    buf, run = np.full((total, MAX_OPERANDS), NONE, np.int32), np.empty((total, 4), np.int16)
     rows, slices = np.empty((total, 2), np.int32), np.empty((total, 2), np.int32)
     intra, num_groups = heads.shape[0], heads.shape[1]
     i = 0
@@ -95,7 +95,7 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
         for c in range(of_column[column], of_column[column + 1]):
             op[i], role[i], stage[i], round_[i] = code[_OP, c], code[_ROLE, c], code[_STAGE, c], code[_ROUND, c]
             peer[i] = code[_PEER, c] * intra + index if code[_PEER, c] >= 0 else NONE
-            for k in range(NUM_OPERANDS):
+            for k in range(MAX_OPERANDS):
                 if code[_BUF + k, c] >= 0:
                     buf[i, k] = new_index[code[_BUF + k, c]] + shift
             rows[i, 0], rows[i, 1] = code[_FIRST, c], code[_FIRST + 1, c]

@@ -34,7 +34,7 @@ PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
 ALL = -1
 """Head group of a buffer or an instruction that covers the column's whole share."""
 
-NUM_OPERANDS = max(len(operands) for operands in OPERANDS.values())
+MAX_OPERANDS = max(len(operands) for operands in OPERANDS.values())
 HELD = ("role", "space", "acc", "rank", "first", "stop", "group")
 CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "first", "stop", "slice", "last", "group")
 assert ALL == NONE, "columns that aren't given are filled with one number"
@@ -94,7 +94,7 @@ class _Code:
 
     def streams(self) -> np.ndarray:
         """Give the columns of all instructions, rank by rank in the order of execution."""
-        code = np.full((len(CODE) + NUM_OPERANDS, sum(count for count, _ in self.parts)), NONE, np.int32)
+        code = np.full((len(CODE) + MAX_OPERANDS, sum(count for count, _ in self.parts)), NONE, np.int32)
         stop = 0
         for count, values in self.parts:
             start, stop = stop, stop + count

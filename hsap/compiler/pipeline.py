@@ -17,6 +17,7 @@ from hsap.compiler.lower import lower
 from hsap.compiler.order import order, without_overlap
 from hsap.compiler.relay import relay
 from hsap.compiler.trays import SpanTable
+from hsap.ir.check import Refused
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
@@ -94,7 +95,7 @@ def _check_placement(problem: Problem, strategy: Strategy, planner: str) -> None
         np.add.at(tokens, strategy.shards.home, strategy.shards.tokens)
         most = -(-int(tokens.max(initial=0)) // problem.topology.intra_sp)
         if most > limit:
-            raise ValueError(
+            raise Refused(
                 f"planner {planner} gives a rank {most} tokens, max_tokens_per_rank={limit}; raise the limit, "
                 "use shorter packs or more ranks"
             )
@@ -108,7 +109,7 @@ def _check_arena(plan: Plan) -> None:
     needed = plan.arena_bytes()
     if needed.max(initial=0) > capacity:
         rank = int(needed.argmax())
-        raise ValueError(
+        raise Refused(
             f"planner {plan.planner}: rank {rank} needs {needed[rank]} bytes of communication buffer, the arena has "
             f"{capacity} (arena_multiple={problem.arena_multiple}); raise arena_multiple, use more ranks or another "
             "planner"

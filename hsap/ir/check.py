@@ -17,6 +17,14 @@ MAX_HEAD_DIM = 1 << 16
 """Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""
 
 
+class Refused(ValueError):
+    """What is asked for can't be had, as one paragraph says: what was wrong, where, what to do.
+
+    A class of its own, so that who tries several ways (planner auto) doesn't take a mistake of ours for a refusal:
+    NumPy's own errors are ValueErrors too.
+    """
+
+
 def shown(value: Any) -> str:
     """Print a value for a message: shortened, on one line."""
     try:
@@ -29,13 +37,13 @@ def whole(name: str, value: Any, low: int = 1, high: int = UNBOUNDED) -> int:
     """Give a whole number in [low, high] as an int; ValueError for others, floats and truth values included."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= value <= high:
         return int(value)
-    raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
+    raise Refused(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
 
 
 def wholes(name: str, values: Any, low: int = 1, high: int = UNBOUNDED) -> tuple[int, ...]:
     """Give whole numbers in [low, high] as a tuple of ints; ValueError names the first that is none."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} is {shown(values)}; it must be a list of whole numbers")
+        raise Refused(f"{name} is {shown(values)}; it must be a list of whole numbers")
     values = tuple(values)
     if set(map(type, values)) <= {int} and (not values or low <= min(values) <= max(values) <= high):
         return values  # at once: a batch has thousands
@@ -51,18 +59,18 @@ def number(name: str, value: Any, zero: bool = False) -> float:
         given = math.inf
     if 0 < given < math.inf or (zero and given == 0):
         return given
-    raise ValueError(f"{name} is {shown(value)}; it must be a finite number {'from' if zero else 'above'} 0")
+    raise Refused(f"{name} is {shown(value)}; it must be a finite number {'from' if zero else 'above'} 0")
 
 
 def instance(name: str, value: Any, kind: type, example: str) -> Any:
     """Give a value of that kind; ValueError says what was given, and what to give."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name} is {shown(value)}, of type {type(value).__name__}; give {example}")
+        raise Refused(f"{name} is {shown(value)}, of type {type(value).__name__}; give {example}")
     return value
 
 
 def one_of(what: str, value: Any, known: Iterable[str], ones: str = "ones") -> str:
     """Give a name that is known; ValueError lists those that are."""
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{what} {shown(value)}; known {ones} are {', '.join(known)}")
+        raise Refused(f"{what} {shown(value)}; known {ones} are {', '.join(known)}")
     return value

@@ -31,6 +31,9 @@ class Touches:
     end: np.ndarray
 
 
+FLOPS_PER_PAIR = {Op.ATTEND: 4, Op.ATTEND_GRAD: 10}
+"""Operations per visible pair, query head and element of the head dimension: two products forward, five backward."""
+
 ACCESS = np.full((len(Op), 5), -1, np.int8)
 """`Access` of each op's operands, -1 beyond the last one."""
 for _op, _operands in OPERANDS.items():

@@ -90,8 +90,3 @@ def unit_bytes(precision: Precision, head_dim: int) -> np.ndarray:
 def aligned(num_bytes):
     """Round up to the alignment of the arena."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def buffer_bytes(num_rows, row: np.ndarray, stat: np.ndarray) -> np.ndarray:
-    """Bytes that a buffer takes: its rows, then (aligned) its statistics."""
-    return np.where(stat > 0, aligned(num_rows * row) + num_rows * stat, num_rows * row)

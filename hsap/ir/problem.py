@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hsap.ir.check import MAX_RANKS, instance, number, one_of, shown, whole
+from hsap.ir.check import MAX_RANKS, Refused, instance, number, one_of, shown, whole
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices
@@ -30,7 +30,7 @@ class Topology:
         """Read `4x2`: 4 InterSP by 2 IntraSP."""
         match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text) if isinstance(text, str) else None
         if not match:
-            raise ValueError(
+            raise Refused(
                 f"topology={text}: expected NxM with whole numbers N, M of at least 1, N = inter_sp and M = intra_sp: "
                 "topology=4x2 gives 8 ranks, 4 in the outer layer times 2 in the inner one."
             )
@@ -165,7 +165,7 @@ class Problem:
         self.heads.shares(self.topology.intra_sp)
         nodes = (self.cluster.first_rank + self.num_ranks - 1) // self.cluster.ranks_per_node + 1
         if self.cluster.num_nodes is not None and nodes > self.cluster.num_nodes:
-            raise ValueError(
+            raise Refused(
                 f"problem: topology {self.topology} spreads over {nodes} nodes of {self.cluster.ranks_per_node} ranks, "
                 f"cluster {self.cluster.name} has {self.cluster.num_nodes}; use fewer ranks or more nodes"
             )
@@ -194,7 +194,7 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
 def _as_pairs(masks: object) -> tuple[tuple[Masks, int], ...]:
     """Read (mask, num_layers) pairs."""
     if not isinstance(masks, list | tuple) or not masks or not all(_is_pair(pair) for pair in masks):
-        raise ValueError(
+        raise Refused(
             f"problem: masks is {shown(masks)}; give (mask, num_layers) pairs, at least one, as in "
             "(('causal', 24), ('window:4096', 8)); a mask is a Mask, its text, or a list of these, one per document"
         )
@@ -210,12 +210,12 @@ def _check_documents(masks: Masks, layout: Layout) -> None:
     if isinstance(masks, Mask):
         return
     if len(masks) != layout.num_documents:
-        raise ValueError(
+        raise Refused(
             f"problem: {len(masks)} masks for {layout.num_documents} documents; give one mask, or one per document"
         )
     for document, (mask, length) in enumerate(zip(masks, layout.lengths, strict=True)):
         if isinstance(mask, SliceMask) and mask.num_tokens != length:
-            raise ValueError(
+            raise Refused(
                 f"problem: document {document} has {length} tokens, its mask {mask.name} is for {mask.num_tokens}; "
                 "make masks by Mask.of for the layout that they are used with"
             )

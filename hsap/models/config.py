@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.mask import Mask, parse_layers
+from hsap.ir.program import Op
 
 CHECKPOINTING = ("none", "full")
 
@@ -132,12 +134,12 @@ class ModelConfig:
     def attention_forward_flops(self, area: int) -> int:
         """FLOPs of one layer's attention forward over `area` visible (q, k) pairs: QK and PV, 2·head_dim each, per
         query head."""
-        return 4 * area * self.num_q_heads * self.head_dim
+        return FLOPS_PER_PAIR[Op.ATTEND] * area * self.num_q_heads * self.head_dim
 
     def attention_backward_flops(self, area: int) -> int:
         """FLOPs of one layer's attention backward: five products where the forward has two (FlashAttention-2's count,
         2.5 ×)."""
-        return 10 * area * self.num_q_heads * self.head_dim
+        return FLOPS_PER_PAIR[Op.ATTEND_GRAD] * area * self.num_q_heads * self.head_dim
 
     def train_flops(self, num_tokens: int, area: int) -> int:
         """Model FLOPs of a forward and backward over `num_tokens`, where a layer's mask shows `area` (q, k) pairs, in

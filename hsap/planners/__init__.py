@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hsap.ir.check import one_of, shown
+from hsap.ir.check import Refused, one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
@@ -65,12 +65,19 @@ PLANNERS: dict[str, Planner] = {
     "dcp": Planner(
         dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
     ),
-    "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", True),
-    "te": Planner(te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", True),
-    "loongtrain": Planner(
-        loongtrain, "LoongTrain (Gu et al., 2024)", "all-to-all over heads × two zigzag rings, one in the node", True
+    "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", whole_group=True),
+    "te": Planner(
+        te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", whole_group=True
     ),
-    "basp": Planner(basp, "BASP (abstract only)", "each sequence of the micro-step on a group of its own", True),
+    "loongtrain": Planner(
+        loongtrain,
+        "LoongTrain (Gu et al., 2024)",
+        "all-to-all over heads × two zigzag rings, one in the node",
+        whole_group=True,
+    ),
+    "basp": Planner(
+        basp, "BASP (abstract only)", "each sequence of the micro-step on a group of its own", whole_group=True
+    ),
 }
 
 
@@ -87,7 +94,7 @@ def candidates(names: str | None = None) -> tuple[str, ...]:
     if names is None:
         return tuple(name for name, planner in PLANNERS.items() if not planner.slow)
     if not isinstance(names, str):
-        raise ValueError(f"planner {AUTO}: candidates is {shown(names)}; give names, as in sap|zigzag")
+        raise Refused(f"planner {AUTO}: candidates is {shown(names)}; give names, as in sap|zigzag")
     wanted = [name.strip() for name in names.replace(",", "|").split("|")]
     for name in wanted:
         one_of(f"planner {AUTO}: unknown candidate", name, PLANNERS, "planners")
@@ -131,9 +138,9 @@ def check_options(name: str, options: dict) -> None:
     known = options_of(name)
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"planner {name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}")
+            raise Refused(f"planner {name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}")
         if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-            raise ValueError(
+            raise Refused(
                 f"planner {name}: {option} is {shown(value)}; give a word, a finite number, a truth value or None"
             )
     if name == AUTO:

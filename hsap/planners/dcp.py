@@ -37,10 +37,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import number, shown, whole
+from hsap.ir.check import Refused, number, shown, whole
+from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
-from hsap.ir.program import Role, Space
+from hsap.ir.program import Op, Role, Space
 from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
@@ -84,7 +85,7 @@ def dcp(
 ) -> Strategy:
     """Plan token and computation blocks as parts of a hypergraph."""
     if not isinstance(relay, bool):
-        raise ValueError(f"planner dcp: relay is {shown(relay)}; give true or false")
+        raise Refused(f"planner dcp: relay is {shown(relay)}; give true or false")
     if block is None:
         block = _default_block(problem)
     block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
@@ -168,7 +169,8 @@ class _Choice:
         graph, num_ranks, cluster = self.graph, problem.topology.inter_sp, problem.cluster
         node_of = problem.node_of[:: problem.topology.intra_sp]
         area = graph.loads(self.rank, num_ranks)[:, 1:].sum(axis=1)
-        time = area * 4.0 * problem.heads.head_dim / cluster.flops_per_s
+        speed = cluster.flops_per_s * cluster.attend_efficiency
+        time = area * FLOPS_PER_PAIR[Op.ATTEND] * problem.heads.head_dim / speed
         edge, rank = np.nonzero(graph.counts(self.rank, num_ranks))
         home = self.rank[graph.pins[graph.offsets[:-1]]][edge]  # the first pin of an edge is its data block
         rate = np.where(node_of[home] == node_of[rank], cluster.intra_bytes_per_s, cluster.inter_bytes_per_s)
@@ -207,7 +209,7 @@ def _token_blocks(problem: Problem, block: int) -> np.ndarray:
     starts, stops = problem.layout.document_spans.T
     counts = -(-(stops - starts) // block)
     if int((counts * counts).sum()) > MAX_CELLS:
-        raise ValueError(
+        raise Refused(
             f"planner dcp: block={block} cuts documents of up to {int((stops - starts).max())} tokens into more than "
             f"{MAX_CELLS} pairs of blocks; choose a larger block"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hsap.ir.check import whole
+from hsap.ir.check import Refused, whole
 from hsap.ir.problem import Problem, Topology
 
 
@@ -20,7 +20,7 @@ def head_parallel(planner: str, problem: Problem, heads: int | None) -> Topology
         if num_ranks % heads or heads > problem.heads.num_q_heads:
             most = min(num_ranks, problem.heads.num_q_heads)
             legal = ", ".join(str(d) for d in range(1, most + 1) if num_ranks % d == 0)
-            raise ValueError(
+            raise Refused(
                 f"planner {planner}: heads={heads} of {problem.heads.num_q_heads} query heads on {num_ranks} ranks; it "
                 f"must divide the ranks and leave each a head: choose of {legal}"
             )

@@ -25,7 +25,7 @@ import functools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import instance, number, whole
+from hsap.ir.check import Refused, instance, number, whole
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.planners.fill import deal
@@ -40,7 +40,7 @@ def mesh(problem: Problem, a: int | None = None, slack: float = 0.05, relay: boo
     num_ranks = problem.topology.inter_sp
     if a is not None and num_ranks % whole("planner mesh: a, the query chunks of a tile", a):
         legal = ", ".join(map(str, _divisors(num_ranks)))
-        raise ValueError(f"planner mesh: a={a} doesn't divide the {num_ranks} ranks of a column; give one of {legal}")
+        raise Refused(f"planner mesh: a={a} doesn't divide the {num_ranks} ranks of a column; give one of {legal}")
     costs = {direction: row_costs(problem, direction) for direction in DIRECTIONS}
     widths = {direction: a or tile_width(num_ranks, *costs[direction]) for direction in DIRECTIONS}
     places = {width: functools.partial(_tile_of, width) for width in widths.values()}

@@ -12,6 +12,7 @@ import tempfile
 
 import numpy as np
 
+from hsap.ir.check import Refused
 from hsap.planners.hypergraph import Hypergraph
 
 SEED = 7
@@ -95,7 +96,7 @@ def _solver():
     try:
         import mtkahypar
     except ImportError as error:
-        raise ValueError(
+        raise Refused(
             "planner dcp: hypergraphs are partitioned by Mt-KaHyPar, and the module mtkahypar can't be imported "
             f"({error}); install it with pip install 'hsap[dcp]', or choose another planner"
         ) from error

@@ -1,4 +1,4 @@
-"""What several planners share: common ways to cut a batch into shards, and one schedule for every mask."""
+"""What several planners share: ways to cut a batch into shards, areas of its rows, one schedule for both directions."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import number
+from hsap.ir.check import Refused, number
 from hsap.ir.heads import HeadShape
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
@@ -55,7 +55,7 @@ MAX_PIECES = 8
 def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strategy:
     """Plan contiguous shards with every document's blocks spread over its ranks, evenly for all."""
     if balance not in ("area", "blocks"):
-        raise ValueError(f"planner sap: unknown balance={balance!r}; choose area (visible pairs) or blocks (the paper)")
+        raise Refused(f"planner sap: unknown balance={balance!r}; choose area (visible pairs) or blocks (the paper)")
     slack = number("planner sap: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
     if balance == "blocks":
         shards = equal_shards(problem.layout.num_tokens, problem.topology.inter_sp)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.ir.effects import Flows
+from hsap.ir.effects import FLOPS_PER_PAIR, Flows
 from hsap.ir.plan import Plan
 from hsap.ir.precision import row_bytes
 from hsap.ir.problem import Cluster
@@ -25,9 +25,6 @@ from hsap.ir.program import OPERANDS, Access, Op, Programs, Role, Space
 from hsap.ir.slice import K0, K1, Q0, Q1, area, joined
 from hsap.ir.span import ranges as span_ranges
 from hsap.ir.span import row_starts
-
-FLOPS_PER_PAIR = {Op.ATTEND: 4.0, Op.ATTEND_GRAD: 10.0}
-"""Operations per visible pair, query head and element of the head dimension (a multiply-add is two)."""
 
 ADDED = {Op.ATTEND: (Role.O,), Op.ATTEND_GRAD: (Role.DQ, Role.DKV)}
 """Accumulators that an attention kernel folds its result into."""

@@ -94,3 +94,9 @@ def same(a, i, b, j, first, count):
     for row in range(first, first + count):
         agree &= a[row, i] == b[row, j]
     return agree
+
+
+@inner
+def slice_at(columns, i):
+    """Slice i of a slice table that was turned to columns, int64 [6, n]: (q0, q1, k0, k1, lo, hi)."""
+    return columns[0, i], columns[1, i], columns[2, i], columns[3, i], columns[4, i], columns[5, i]

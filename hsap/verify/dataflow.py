@@ -17,7 +17,7 @@ from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Access, Op, Role, Space
 from hsap.ir.slice import cut
 from hsap.ir.span import ranges
 from hsap.loops import loop
-from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE
+from hsap.verify.columns import ACC, BUF, HEADS, OP, RANK, ROLE, ROWS, SLICES, SPACE, slice_at
 from hsap.verify.fingerprint import MEMORY, PairWeights, random_sums
 from hsap.verify.stream import Found, Stream, at, at_buffers
 
@@ -63,14 +63,7 @@ def _area_halves(columns):
     """Sum the pairs of canonical slices, row by row of their bends as `hsap.ir.slice.area`, in halves of 24 bits."""
     high, low = 0, 0
     for i in range(columns.shape[1]):
-        q0, q1, k0, k1, lo, hi = (
-            columns[0, i],
-            columns[1, i],
-            columns[2, i],
-            columns[3, i],
-            columns[4, i],
-            columns[5, i],
-        )
+        q0, q1, k0, k1, lo, hi = slice_at(columns, i)
         bend_hi, bend_lo = min(max(k1 - 1 - hi, q0), q1), min(max(k0 - lo, q0), q1)
         last = (q0 + bend_hi - 1) * (bend_hi - q0) // 2 + hi * (bend_hi - q0) + (k1 - 1) * (q1 - bend_hi)
         first = k0 * (bend_lo - q0) + (bend_lo + q1 - 1) * (q1 - bend_lo) // 2 + lo * (q1 - bend_lo)

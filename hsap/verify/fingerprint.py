@@ -21,6 +21,7 @@ import numpy as np
 
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
 from hsap.loops import inner, loop
+from hsap.verify.columns import slice_at
 
 GAP = 16
 """Rows between two runs of one diagonal that are walked too: cheaper than a run of its own for each document."""
@@ -127,14 +128,7 @@ class PairWeights:
 def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b, out, known):
     """Fill what `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of runs."""
     for i in range(len(out)):
-        q0, q1, k0, k1, lo, hi = (
-            columns[0, i],
-            columns[1, i],
-            columns[2, i],
-            columns[3, i],
-            columns[4, i],
-            columns[5, i],
-        )
+        q0, q1, k0, k1, lo, hi = slice_at(columns, i)
         bend_hi, bend_lo = min(max(k1 - 1 - hi, q0), q1), min(max(k0 - lo + 1, q0), q1)
         upper, known_upper = _along(hi + 1, q0, bend_hi, runs, keys, starts, sums, len(sum_a))
         lower, known_lower = _along(lo, bend_lo, q1, runs, keys, starts, sums, len(sum_a))

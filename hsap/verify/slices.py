@@ -7,6 +7,7 @@ import numpy as np
 from hsap.ir.block import Shards
 from hsap.ir.plan import Plan
 from hsap.loops import loop
+from hsap.verify.columns import slice_at
 from hsap.verify.report import Fault
 
 
@@ -24,14 +25,7 @@ def check_tables(plan: Plan) -> list[Fault]:
 def _sound(columns, total):
     """Whether all slices are within the tokens and as `hsap.ir.slice.shrink` would leave them."""
     for i in range(columns.shape[1]):
-        q0, q1, k0, k1, lo, hi = (
-            columns[0, i],
-            columns[1, i],
-            columns[2, i],
-            columns[3, i],
-            columns[4, i],
-            columns[5, i],
-        )
+        q0, q1, k0, k1, lo, hi = slice_at(columns, i)
         if min(q0, q1, k0, k1) < 0 or min(lo, hi) < -total or max(q0, q1, k0, k1, lo, hi) > total:
             return False
         # A row sees something iff [q + lo, q + hi] meets [k0, k1); then the same for columns.

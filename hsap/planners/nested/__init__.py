@@ -191,7 +191,7 @@ class _Ranks:
 def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
     """Tabulate a node's ranks; repair first what interpolated areas hid, and note whether that worked."""
     caps = part.rules.caps[0]
-    for _ in range(MOST_REPAIRS):
+    for repairs in range(MOST_REPAIRS + 1):
         table = Table(
             *tabulate(part.pieces, part.counts, part.starts, part.documents.length, part.groups, part.first_rank)
         )
@@ -200,7 +200,7 @@ def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
             break
         exact = exact_areas(problem, table.cells, part.groups)[part.first_rank : part.first_rank + part.size]
         part.fits = bool((exact <= caps).all())
-        if part.fits:
+        if part.fits or repairs == MOST_REPAIRS:
             break
         repair_from(part.pieces, part.counts, part.documents, part.rules, exact)
     return table
