@@ -270,6 +270,11 @@ def test_options_of_a_planner():
         (["--lengths", "5", "--planner", "sap:problem=1"], "unknown option 'problem'"),
         (["--lengths", "5", "--planner", "sap:planner=1"], "unknown option 'planner'"),
         (["--lengths", "5", "--planner", "sap:slack=1,slack=2"], "slack is given twice"),
+        (
+            ["--lengths", "5", "--planner", "nested:token_slack=1e308"],
+            "token_slack is 1e+308; it must be from 0 to 100",
+        ),
+        (["--lengths", "5", "--planner", "dcp:eps_intra=500"], "eps_intra is 500; it must be from 0 to 100"),
         (["--lengths", "5", "--planner", "sap:slack=nan"], "slack is nan"),
         (["--lengths", "5", "--topology", "4"], "--topology: "),
         (["--lengths", "9223372036854775807"], "lengths[0] is 9223372036854775807"),

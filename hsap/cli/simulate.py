@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 
 from hsap.api import simulate
-from hsap.cli.exit import OK
+from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.verify import read_plan
 from hsap.ir.plan import Plan
 from hsap.ir.problem import PRESETS
 from hsap.ir.schedule import DIRECTIONS
+from hsap.verify import verify
 
 
 def add_to(commands) -> None:
@@ -27,6 +29,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     subject = read_plan(arguments.file)
     if not isinstance(subject, Plan):
         raise ValueError(f"{arguments.file}: a listing has no sizes to simulate; give a plan that `hsap plan -o` kept")
+    report = verify(subject)  # times of a plan that isn't right say nothing
+    if not report.ok:
+        print(report, file=sys.stderr)
+        return NOT_OK
     timeline = simulate(subject, arguments.cluster)
     if arguments.json:
         print(json.dumps(timeline.summary()))

@@ -14,6 +14,7 @@ MAX_TOKENS = 1 << 24
 MAX_RANKS = 1 << 12
 MAX_HEADS = (1 << 15) - 1
 MAX_HEAD_DIM = 1 << 16
+MAX_EXCESS = 100
 """Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""
 
 
@@ -60,6 +61,14 @@ def number(name: str, value: Any, zero: bool = False) -> float:
     if 0 < given < math.inf or (zero and given == 0):
         return given
     raise Refused(f"{name} is {shown(value)}; it must be a finite number {'from' if zero else 'above'} 0")
+
+
+def excess(name: str, value: Any) -> float:
+    """Give how far something may exceed its mean, from 0 to `MAX_EXCESS`, as a float; ValueError for others."""
+    given = number(name, value, zero=True)
+    if given > MAX_EXCESS:
+        raise Refused(f"{name} is {shown(value)}; it must be from 0 to {MAX_EXCESS}: 0.05 allows 5 % over the mean")
+    return given
 
 
 def instance(name: str, value: Any, kind: type, example: str) -> Any:

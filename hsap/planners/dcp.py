@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, number, shown, whole
+from hsap.ir.check import Refused, excess, shown, whole
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
@@ -90,11 +90,11 @@ def dcp(
         block = _default_block(problem)
     block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
     settings = _Settings(
-        number("planner dcp: eps_inter, as 0.4 for 40 % over the mean,", eps_inter, zero=True),
-        number("planner dcp: eps_intra, as 0.1 for 10 % over the mean,", eps_intra, zero=True),
+        excess("planner dcp: eps_inter", eps_inter),
+        excess("planner dcp: eps_intra", eps_intra),
         whole("planner dcp: divisions", divisions),
-        number("planner dcp: area_slack, as 0.05 for 5 % over the mean,", area_slack, zero=True),
-        number("planner dcp: token_slack, as 0.1 for 10 % over the mean,", token_slack, zero=True),
+        excess("planner dcp: area_slack", area_slack),
+        excess("planner dcp: token_slack", token_slack),
     )
     choices = [_Choice.of(problem, size, settings) for size in ([block] if block else BLOCK_SIZES)]
     best = choices[0] if block else min(choices, key=lambda choice: choice.seconds(problem))

@@ -24,7 +24,7 @@ import itertools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards
-from hsap.ir.check import instance, number
+from hsap.ir.check import excess, instance
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Schedule, Strategy
 from hsap.planners.fill import RINGS, fill
@@ -38,7 +38,7 @@ GAPS = (0.9, 0.6, 0.3, 0.1)
 
 def flashcp(problem: Problem, slack: float = 0.05, relay: bool = False) -> Strategy:
     """Plan whole documents and zigzag shards, even in area and tokens, with little KV to move."""
-    slack = number("planner flashcp: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
+    slack = excess("planner flashcp: slack", slack)
     instance("planner flashcp: relay", relay, bool, "true or false")
     num_ranks = problem.topology.inter_sp
     documents = problem.layout.document_spans

@@ -25,7 +25,7 @@ import functools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, instance, number, whole
+from hsap.ir.check import Refused, excess, instance, whole
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.planners.fill import deal
@@ -35,7 +35,7 @@ from hsap.planners.zigzag import zigzag_shards
 
 def mesh(problem: Problem, a: int | None = None, slack: float = 0.05, relay: bool = False) -> Strategy:
     """Plan zigzag shards and tiles of `a` query chunks by ranks / a KV chunks."""
-    slack = number("planner mesh: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
+    slack = excess("planner mesh: slack", slack)
     instance("planner mesh: relay", relay, bool, "true or false")
     num_ranks = problem.topology.inter_sp
     if a is not None and num_ranks % whole("planner mesh: a, the query chunks of a tile", a):

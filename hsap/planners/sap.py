@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, number
+from hsap.ir.check import Refused, excess
 from hsap.ir.heads import HeadShape
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
@@ -56,7 +56,7 @@ def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strateg
     """Plan contiguous shards with every document's blocks spread over its ranks, evenly for all."""
     if balance not in ("area", "blocks"):
         raise Refused(f"planner sap: unknown balance={balance!r}; choose area (visible pairs) or blocks (the paper)")
-    slack = number("planner sap: slack, as 0.05 for 5 % over the mean,", slack, zero=True)
+    slack = excess("planner sap: slack", slack)
     if balance == "blocks":
         shards = equal_shards(problem.layout.num_tokens, problem.topology.inter_sp)
         return same_both_ways(problem, shards, lambda blocks: _by_count(problem, shards, blocks))

@@ -248,7 +248,14 @@ def test_the_default_block_leaves_a_rank_several(monkeypatch):
 
 
 def test_the_estimate_counts_computation_and_both_ends_of_transfers():
-    given_ = problem([64], "2x1", (1, 1), flops_per_s=64 * 65 / 2 * 4 * 16, intra_bytes_per_s=64 * 16 * 2.0)
+    given_ = problem(
+        [64],
+        "2x1",
+        (1, 1),
+        flops_per_s=64 * 65 / 2 * 4 * 16 / 0.8,
+        attend_efficiency=0.8,
+        intra_bytes_per_s=64 * 16 * 2.0,
+    )
     graph = cells_hypergraph(np.array([64]), [(np.array([0]), np.array([0]), np.array([64 * 65 // 2]), 1)],
                              np.array([1]), np.array([[64 * 0 + 2 * 2 * 16, 4 * 16]]))  # fmt: skip
     at_home, away = (

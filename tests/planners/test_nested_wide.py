@@ -105,3 +105,20 @@ def test_nodes_leave_their_ranks_room_where_a_row_is_a_percent_of_a_rank(lengths
     monkeypatch.setattr(importlib.import_module("hsap.planners.nested"), "NODE_SLACKS", (0.98,))
     for topology in ("32x1", "64x1"):
         assert max(imbalances(plan_of(lengths, topology))) <= 1.05
+
+
+@pytest.mark.parametrize(
+    ("lengths", "topology", "mask", "cluster"),
+    [
+        ([32000], "64x1", "chunked:64", (8, 0)),
+        ([346, 29, 61, 1, 425, 201, 197, 1596, 412, 51, 994, 2098, 24190, 1074, 9], "64x1", "chunked:256", (8, 4)),
+        ([2188, 26780, 5202, 3422, 1933, 5275], "32x2", "chunked:256", (8, 0)),
+        ([12282, 19718], "64x1", "blockwise:256,1,0,1", (4, 3)),
+        ([5504, 19996, 4750, 1750], "64x1", "blockwise:64,1,0,1", (3, 1)),
+    ],
+)
+def test_caps_hold_where_steps_are_coarser_than_a_rank(lengths, topology, mask, cluster) -> None:
+    machines = hsap.Cluster(ranks_per_node=cluster[0], first_rank=cluster[1])
+    layout, heads = hsap.Layout.from_lengths(lengths), hsap.HeadShape(8, 2, 128)
+    problem = hsap.Problem(layout, heads, hsap.Topology.parse(topology), ((mask, 1),), machines)
+    assert max(imbalances(hsap.compile(problem, "nested"))) <= 1.05

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hsap.ir.check import number, whole
+from hsap.ir.check import excess, whole
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
@@ -61,18 +61,23 @@ NUM_RETRIES, MOST_MISSES = 3, 2
 RETRY_SHARE = 2
 """So many times fewer when a node is searched again."""
 MOST_REPAIRS = 5
+NUM_STEPS = (32, 256)
+"""Even steps of the tables of documents that aren't causal: finer ones where what lies between them broke a cap."""
 
 
 def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05, effort: int = 50) -> Strategy:
     """Plan documents nested in nodes and ranks, balanced in area and in tokens."""
     slack = [
-        number("planner nested: area_slack, as 0.05 for 5 % over the mean,", area_slack, zero=True),
-        number("planner nested: token_slack, as 0.05 for 5 % over the mean,", token_slack, zero=True),
+        excess("planner nested: area_slack", area_slack),
+        excess("planner nested: token_slack", token_slack),
     ]
     effort = whole("planner nested: effort, in hundreds of proposals,", effort)
     groups = head_groups(problem)
-    documents, starts, wide = documents_of(problem)
-    table = place(problem, documents, starts, wide, groups, np.array(slack), 100 * effort)
+    for num_steps in NUM_STEPS:
+        documents, starts, wide = documents_of(problem, num_steps)
+        table, fits = place(problem, documents, starts, wide, groups, np.array(slack), 100 * effort)
+        if fits or (documents.table < 0).all():
+            break
     return strategy_of(problem, table, groups)
 
 
@@ -95,10 +100,10 @@ def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
 
 def place(
     problem: Problem, documents: Documents, starts, wide, groups: int, slack: np.ndarray, proposals: int
-) -> Table:
-    """Deal documents to nodes and what each gets to its ranks."""
+) -> tuple[Table, bool]:
+    """Deal documents to nodes and what each gets to its ranks; say too whether all caps hold."""
     if not len(documents.length):
-        return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64))
+        return Table(np.zeros((0, 3), np.int64), np.zeros((0, 7), np.int64)), True
     costs = row_costs(problem, groups)
     num_ranks = problem.topology.inter_sp
     nodes = problem.node_of[:: problem.topology.intra_sp]
@@ -128,9 +133,10 @@ def place(
         ranks = [part for part in ranks if len(part.which)]
         _deal(ranks, costs, caps, proposals, len(size))
         tables = [_exactly(problem, part, wide) for part in ranks]
-        if all(part.fits for part in ranks):
+        fits = all(part.fits for part in ranks)
+        if fits:
             break
-    return Table(*(np.concatenate(parts) for parts in zip(*tables)))
+    return Table(*(np.concatenate(parts) for parts in zip(*tables))), fits
 
 
 def _deal(ranks: list[_Ranks], costs, caps: np.ndarray, proposals: int, num_nodes: int) -> None:

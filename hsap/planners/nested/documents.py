@@ -18,12 +18,12 @@ from hsap.ir.span import ranges
 from hsap.planners.nested.cost import FIRST_HIGH, FIRST_LOW, LAST_HIGH, LAST_LOW, Documents
 from hsap.planners.nested.wide import EVERYTHING, split, wide_rows
 
-NUM_STEPS = 32
-"""Even steps of a document's table, and the most ends of slices that are added to them."""
 
+def documents_of(problem: Problem, num_steps: int) -> tuple[Documents, np.ndarray, np.ndarray]:
+    """Describe documents by falling area: (documents, first token of each int64 [n], spans of wide rows).
 
-def documents_of(problem: Problem) -> tuple[Documents, np.ndarray, np.ndarray]:
-    """Describe documents by falling area: (documents, first token of each int64 [n], spans of wide rows)."""
+    num_steps: even steps of a document's table, and the most ends of slices that are added to them.
+    """
     length = np.array(problem.layout.lengths, np.int64)
     starts = problem.layout.cu_seqlens[:-1]
     layers = np.array([count for _, count in problem.masks], np.float64)
@@ -32,7 +32,7 @@ def documents_of(problem: Problem) -> tuple[Documents, np.ndarray, np.ndarray]:
     other = np.flatnonzero(~_causal(problem))
     table[other] = np.arange(len(other))
     wide = wide_rows(problem, other) if len(other) else np.zeros((0, 2), np.int64)
-    position, cells = _cells(problem, other, wide)
+    position, cells = _cells(problem, other, wide, num_steps)
     keys = np.zeros((len(other), len(share), 4, position.shape[1] - 1), np.int64)
     sink = np.zeros((len(other), len(share)), np.int64)
     pairs, slope = np.zeros(position.shape), np.zeros((len(other), position.shape[1] - 1))
@@ -60,25 +60,25 @@ def _causal(problem: Problem) -> np.ndarray:
     return out
 
 
-def _cells(problem: Problem, other: np.ndarray, wide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cells(problem: Problem, other: np.ndarray, wide: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut documents into cells, equally many each: (borders from a document's start [n, c + 1], spans [n · c, 2]).
 
     Documents with fewer rows than cells end in empty ones.
     """
     starts, stops = problem.layout.document_spans[other].T
-    step = np.arange(NUM_STEPS + 1)
-    borders = [(stops - starts)[:, None] * step // NUM_STEPS]
+    step = np.arange(num_steps + 1)
+    borders = [(stops - starts)[:, None] * step // num_steps]
     for mask in range(len(problem.masks)) if len(other) else ():
         slices = problem.slices(mask)
         ends = np.unique(np.concatenate([slices[:, Q0], slices[:, Q1]]))
         lo, hi = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops)
         # The first and the last always: there the densest rows may be.
-        pick = lo[:, None] + (hi - lo - 1)[:, None] * step[:-1] // (NUM_STEPS - 1)
+        pick = lo[:, None] + (hi - lo - 1)[:, None] * step[:-1] // (num_steps - 1)
         known = np.append(ends, 0)[np.where(hi[:, None] > lo[:, None], pick, len(ends))]
         borders.append(np.where(hi[:, None] > lo[:, None], known - starts[:, None], 0))
     if len(wide):
         first, stop = (np.searchsorted(wide[:, 0], side) for side in (starts, stops))
-        at = first[:, None] + np.arange(min((stop - first).max(), NUM_STEPS))
+        at = first[:, None] + np.arange(min((stop - first).max(), num_steps))
         ends = np.append(wide, [[0, 0]], axis=0)[np.where(at < stop[:, None], at, len(wide))] - starts[:, None, None]
         borders.append(np.maximum(ends, 0).reshape(len(other), -1))
     position = np.sort(np.concatenate(borders, axis=1), axis=1)
