@@ -17,15 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.compiler.messages import messages
-from hsap.compiler.order import is_of_queries, shard_of
+from hsap.compiler.order import IS_OF_QUERIES, shard_of
 from hsap.compiler.rounds import assign_rounds
-from hsap.compiler.trays import NEVER, SpanTable, Trays, lay_out
+from hsap.compiler.trays import IS_RESULT, NEVER, SIDES, SpanTable, Trays, lay_out
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.ir.slice import K0, Q0
 from hsap.ir.sort import distinct, order_of
-from hsap.ir.span import ranges
 from hsap.loops import loop
 
 PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
@@ -126,31 +125,19 @@ def lower(
     table: the span table, to which trays add their rows. transfers: inputs and results that travel, as `order` gives
     them. resharded: whether AllToAll stands between the ranks' tensors and the column's (intra_sp > 1).
     """
-    arriving, leaving = transfers
-    moved = Transfers.join(arriving, leaving)
+    moved = Transfers.join(*transfers)
     first_stage = int(moved.stage.min(initial=0)) - 1
-    last_stage = int(np.maximum(schedule.stage.max(initial=0), moved.stage.max(initial=0))) + 1
+    last_stage = max(int(schedule.stage.max(initial=0)), int(moved.stage.max(initial=0))) + 1
     first_round = len(INPUTS[direction])
     rounds = assign_rounds(moved.stage, moved.src, moved.dst, num_ranks, first_round)
     buffers, code = _Buffers(), _Code()
     ends = _Ends(buffers, code, np.arange(num_ranks), resharded)
     homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
     homes |= {role: buffers.add(role, Space.ARENA, 1, ends.ranks, NO_ROWS, ALL) for role in OUTPUTS[direction]}
-    coming = {role: np.flatnonzero(arriving.role == role) for role in INPUTS[direction]}
-    going = {role: np.flatnonzero(leaving.role == role) for role in OUTPUTS[direction]}
-    sides = {}
-    for of_queries in (True, False):
-        ins, outs = (
-            {role: of.take(mine) for role, mine in part.items() if is_of_queries(role) == of_queries}
-            for of, part in ((arriving, coming), (leaving, going))
-        )
-        trays, table = lay_out(table, num_ranks, num_groups, ins, outs)
-        sides[of_queries] = _Side(buffers, table, trays, {role: homes[role] for role in ins | outs}, set(outs))
-    for role, mine in coming.items():
-        _receive(buffers, code, sides[is_of_queries(role)], role, arriving.take(mine), rounds[mine])
-    for role, mine in going.items():
-        _return(buffers, code, sides[is_of_queries(role)], role, leaving.take(mine), rounds[len(arriving) + mine])
-    index = _compute(code, sides, schedule, direction)
+    trays, table = lay_out(table, num_ranks, num_groups, direction, moved)
+    places = _Places(buffers, table.shards, trays, homes, direction)
+    _exchange(buffers, code, places, moved, rounds, direction)
+    index = _compute(code, places, schedule, direction)
     _launch(code, moved, rounds, num_ranks)
     for i, role in enumerate(OUTPUTS[direction]):
         ends.leave(role, homes[role], last_stage, int(rounds.max(initial=first_round - 1)) + 1 + i)
@@ -188,33 +175,33 @@ class _Ends:
                        buf=(source, target, scratch))  # fmt: skip
 
 
-class _Side:
-    """Buffers of the roles of one side: the rank's home buffer of each, and one for each tray that has the role."""
+class _Places:
+    """Buffers of each role in every place (see `Trays.find`): the ranks' homes and the trays that have the role."""
 
-    def __init__(self, buffers: _Buffers, table: SpanTable, trays: Trays, homes: dict, results: set[Role]) -> None:
-        self.shards, self.trays, self.homes = table.shards, trays, homes
+    def __init__(self, buffers: _Buffers, shards: Shards, trays: Trays, homes: dict, direction: str) -> None:
+        self.shards, self.trays, self.num_ranks = shards, trays, trays.num_ranks
         self.group = named_group(trays.group, trays.num_groups)
-        self.on_trays: dict[Role, np.ndarray] = {}
-        for role, stage in trays.stage.items():
-            self.on_trays[role] = np.full(len(stage), NONE)
-            there = np.flatnonzero(stage != NEVER)
-            self.on_trays[role][there] = self.add(buffers, role, int(role in results), there)
+        self.buffers = np.full((len(trays.stage), trays.num_ranks + len(trays.rank)), NONE)
+        for role, home in homes.items():
+            self.buffers[role, : self.num_ranks] = home
+        roles = SIDES[direction][SIDES[direction] != NONE]
+        of_role, tray = np.nonzero(trays.stage[roles] != NEVER)
+        role = roles[of_role]
+        self.buffers[role, self.num_ranks + tray] = self.add(buffers, role, IS_RESULT[role], tray)
 
-    def add(self, buffers: _Buffers, role: Role, acc: int, trays: np.ndarray) -> np.ndarray:
+    def add(self, buffers: _Buffers, role, acc, tray: np.ndarray) -> np.ndarray:
         """Append a buffer for each of these trays."""
-        rows = self.trays.rows[trays].T
-        return buffers.add(role, Space.ARENA, acc, self.trays.rank[trays], rows, self.group[trays])
+        rows = self.trays.rows[tray].T
+        return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.group[tray])
 
-    def find(self, rank, shard, group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def find(self, role, rank, shard, group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """See `Trays.find`."""
-        return self.trays.find(self.shards, rank, shard, group)
+        return self.trays.find(self.shards, role, rank, shard, group)
 
-    def buffer(self, role: Role, rank: np.ndarray, tray: np.ndarray) -> np.ndarray:
-        """Buffer of a role on each tray, or in each rank's home where there is none."""
-        found = self.homes[role][rank]
-        away = tray != NONE
-        found[away] = self.on_trays[role][tray[away]]
-        assert found.min(initial=0) >= 0, f"a rank uses {role.name} that nobody sends to it"
+    def buffer(self, role, place: np.ndarray) -> np.ndarray:
+        """Buffer of a role in each place."""
+        found = self.buffers[role, place]
+        assert found.min(initial=0) >= 0, "a rank uses a role of a shard that nobody sends to it"
         return found
 
 
@@ -223,71 +210,73 @@ def named_group(group: np.ndarray, num_groups: int) -> np.ndarray:
     return group if num_groups > 1 else np.full(len(group), ALL)
 
 
-def _receive(buffers, code, side: _Side, role: Role, table: Transfers, rounds) -> None:
-    """Send input rows from where they are (home, or a tray of a rank that got them before) and receive them."""
-    tray, *rows = side.find(table.src, table.shard, table.group)
-    source = side.buffer(role, table.src, tray)
-    if side.trays.num_groups > 1:
-        _pack(buffers, code, side.shards, role, table, source, np.flatnonzero(tray == NONE))
-    tray, *to_rows = side.find(table.dst, table.shard, table.group)
-    target, group = side.buffer(role, table.dst, tray), named_group(table.group, side.trays.num_groups)
-    _exchange(code, role, messages(table, group, rounds, source, target, rows, to_rows))
+def _exchange(buffers, code, places: _Places, moved: Transfers, rounds: np.ndarray, direction: str) -> None:
+    """Send rows from where they are (home, or a tray of a rank that got them before) to where they are needed.
+
+    Messages are joined to their rounds at both ends; equal pairs keep one order at both.
+    """
+    num_groups = places.trays.num_groups
+    here, *rows = places.find(moved.role, moved.src, moved.shard, moved.group)
+    there, *to_rows = places.find(moved.role, moved.dst, moved.shard, moved.group)
+    source, target = places.buffer(moved.role, here), places.buffer(moved.role, there)
+    if num_groups > 1:
+        _pack(buffers, code, places.shards, moved, source, np.flatnonzero(here < places.num_ranks))
+    m = messages(moved, named_group(moved.group, num_groups), rounds, source, target, rows, to_rows)
+    for role in OUTPUTS[direction]:
+        _return(buffers, code, places, role, m)
+    for op, place, (at, rank, peer, first, stop) in (
+        (Op.SEND, 0, ("source", "src", "dst", "first", "stop")),
+        (Op.RECV, 1, ("target", "dst", "src", "to_first", "to_stop")),
+    ):
+        code.emit(op, m[rank], m["stage"], COMMUNICATE, place=m["round"] * 3 + place, role=m["role"], peer=m[peer],
+                  round=m["round"], buf=(m[at],), rows=(m[first], m[stop]), group=m["group"])  # fmt: skip
 
 
-def _pack(buffers, code, shards, role: Role, table: Transfers, source: np.ndarray, mine: np.ndarray) -> None:
+def _pack(buffers, code, shards, moved: Transfers, source: np.ndarray, mine: np.ndarray) -> None:
     """Copy what leaves home in one head group, and let it be sent from there; `mine` are such transfers.
 
     A home buffer has all heads of its rows side by side. Shards that lie side by side there are copied together.
     """
     if not len(mine):
         return
-    num_ranks, num_groups, width = int(table.src.max()) + 1, int(table.group.max()) + 1, len(shards) + 1
-    when = table.stage[mine] - table.stage[mine].min()
-    key = ((when * num_ranks + table.src[mine]) * num_groups + table.group[mine]) * width + table.shard[mine]
+    num_ranks, num_groups, width = int(moved.src.max()) + 1, int(moved.group.max()) + 1, len(shards) + 1
+    first = int(moved.stage.min())
+    key = moved.role[mine] * (int(moved.stage.max()) - first + 1) + moved.stage[mine] - first
+    key = ((key * num_ranks + moved.src[mine]) * num_groups + moved.group[mine]) * width + moved.shard[mine]
     keys, which = distinct(key)
     begins = np.append(True, keys[1:] != keys[:-1] + 1)
     lead = np.flatnonzero(begins)
     last = np.append(lead[1:], len(keys)) - 1
     there = np.empty(len(keys), np.int64)
     there[which] = mine
-    rank, group, stage = (column[there[lead]] for column in (table.src, table.group, table.stage))
+    role, rank, group, stage = (column[there[lead]] for column in (moved.role, moved.src, moved.group, moved.stage))
     rows = shards.offsets[keys[lead] % width], shards.offsets[keys[last] % width + 1]
     copy = buffers.add(role, Space.ARENA, 0, rank, rows, group)
     code.emit(Op.COPY, rank, stage, PACK, role=role, buf=(source[there[lead]], copy), rows=rows, group=group)
     source[mine] = copy[(np.cumsum(begins) - 1)[which]]
 
 
-def _return(buffers, code, side: _Side, role: Role, table: Transfers, rounds) -> None:
-    """Send partial results home, narrowed to the wire's dtype a tray at a time, and fold them in there.
+def _return(buffers, code, places: _Places, role: Role, m: dict[str, np.ndarray]) -> None:
+    """Let partial results go home narrowed to the wire's dtype, a tray at a time, and fold them in where they arrive.
 
     A rank on the way folds them into its own partial result, which leaves it later; it may have no other reason to
-    have one.
+    have one. m: all messages; those of the role get other buffers at both ends.
     """
-    trays = side.trays
+    trays = places.trays
     full = np.flatnonzero(trays.stage[role] != NEVER)
-    packed = np.full(len(trays.rank), NONE)
-    packed[full] = side.add(buffers, role, 0, full)
-    ends = side.on_trays[role][full], packed[full]
-    code.emit(Op.COPY, trays.rank[full], trays.stage[role][full], PACK, role=role, buf=ends, rows=trays.rows[full].T,
-              group=side.group[full])  # fmt: skip
-    tray, *rows = side.find(table.src, table.shard, table.group)
-    to_tray, *to_rows = side.find(table.dst, table.shard, table.group)
-    target, group = side.buffer(role, table.dst, to_tray), named_group(table.group, trays.num_groups)
-    m = messages(table, group, rounds, packed[tray], target, rows, to_rows)
-    there = m["to_first"], m["to_stop"]
-    arrived = buffers.add(role, Space.ARENA, 0, m["dst"], there, m["group"])
-    _exchange(code, role, m | {"target": arrived})
-    code.emit(Op.MERGE if role == Role.O else Op.SUM, m["dst"], m["stage"], FOLD, place=m["round"], role=role,
-              buf=(arrived, m["target"]), rows=there, group=m["group"])  # fmt: skip
-
-
-def _exchange(code, role: Role, m: dict[str, np.ndarray]) -> None:
-    """Join messages to their rounds at both ends; equal pairs keep one order at both."""
-    rounds, group = m["round"], m["group"]
-    code.emit(Op.SEND, m["src"], m["stage"], COMMUNICATE, place=rounds * 3, role=role, peer=m["dst"], round=rounds,
-              buf=(m["source"],), rows=(m["first"], m["stop"]), group=group)  # fmt: skip
-    code.emit(Op.RECV, m["dst"], m["stage"], COMMUNICATE, place=rounds * 3 + 1, role=role, peer=m["src"], round=rounds,
-              buf=(m["target"],), rows=(m["to_first"], m["to_stop"]), group=group)  # fmt: skip
+    partial = places.buffers[role, places.num_ranks + full]
+    packed = places.add(buffers, role, 0, full)
+    code.emit(Op.COPY, trays.rank[full], trays.stage[role, full], PACK, role=role, buf=(partial, packed),
+              rows=trays.rows[full].T, group=places.group[full])  # fmt: skip
+    mine = slice(*np.searchsorted(m["role"], (role, role + 1)))
+    dst, stage, rounds, to_first, to_stop, group = (
+        m[name][mine] for name in ("dst", "stage", "round", "to_first", "to_stop", "group")
+    )
+    arrived = buffers.add(role, Space.ARENA, 0, dst, (to_first, to_stop), group)
+    code.emit(Op.MERGE if role == Role.O else Op.SUM, dst, stage, FOLD, place=rounds, role=role,
+              buf=(arrived, m["target"][mine].copy()), rows=(to_first, to_stop), group=group)  # fmt: skip
+    m["source"][mine] = packed[m["source"][mine] - partial[:1]]  # a role's buffers are numbered as its trays are
+    m["target"][mine] = arrived
 
 
 def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
@@ -303,37 +292,64 @@ def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
     code.emit(Op.WAIT, rank, stage_of[round_], WAIT, place=round_, round=round_)
 
 
-def _compute(code, sides: dict[bool, _Side], schedule: Schedule, direction: str) -> np.ndarray:
+def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.ndarray:
     """Emit one fused kernel for all blocks of a rank, stage and head group that read the same two places.
 
     Returns the index of the slices that are attended, kernel by kernel.
     """
     blocks, rank, group = schedule.blocks, schedule.rank, schedule.group
-    on = {q: side.find(rank, shard_of(schedule, Role.Q if q else Role.KV), group)[0] for q, side in sides.items()}
-    num_groups = sides[True].trays.num_groups
-    _, pair = distinct(on[True] * (len(sides[False].trays.rank) + 1) + on[False])
-    key = (rank * (int(schedule.stage.max(initial=0)) + 1) + schedule.stage) * num_groups + group
-    key = key * (int(pair.max(initial=0)) + 1) + pair
+    q, kv = (
+        places.find(np.full(len(rank), role), rank, shard_of(schedule, role), group)[0] for role in (Role.Q, Role.KV)
+    )
+    num_stages, num_groups, num_places = (
+        int(schedule.stage.max(initial=0)) + 1,
+        places.trays.num_groups,
+        places.buffers.shape[1],
+    )
+    pair, num_pairs = q * num_places + kv, num_places * num_places
+    if num_pairs >= (1 << 62) // (places.num_ranks * num_stages * num_groups):
+        pair, num_pairs = distinct(pair)[1], len(pair)
+    key = ((rank * num_stages + schedule.stage) * num_groups + group) * num_pairs + pair
     in_order = order_of(key)
-    key = key[in_order]
-    begins = np.append(True, key[1:] != key[:-1])[: len(key)]
-    lead = in_order[begins]
-    block = schedule.block[in_order]
-    entry, index = ranges(blocks.offsets[block], blocks.offsets[block + 1])
-    of_block = np.cumsum(begins) - 1
-    kernel = of_block[entry]
-    borders = np.searchsorted(kernel, np.arange(len(lead) + 1))
-    fused = np.flatnonzero((np.bincount(of_block) > 1)[kernel])
+    lead, borders, index, kernel = _fuse(key, in_order, schedule.block, blocks.offsets)
+    fused = np.flatnonzero(kernel != NONE)
     if len(fused):
-        index[fused] = _row_by_row(sides[True].shards, blocks.slices, kernel[fused], index[fused])
+        index[fused] = _row_by_row(places.shards, blocks.slices, kernel[fused], index[fused])
     operands = [
-        sides[is_of_queries(role)].buffer(role, rank[lead], on[is_of_queries(role)][lead])
-        for role in INPUTS[direction] + OUTPUTS[direction]
+        places.buffer(role, (q if IS_OF_QUERIES[role] else kv)[lead]) for role in INPUTS[direction] + OUTPUTS[direction]
     ]
     op = Op.ATTEND if direction == "forward" else Op.ATTEND_GRAD
     code.emit(op, rank[lead], schedule.stage[lead], COMPUTE, buf=operands, slices=(borders[:-1], borders[1:]),
               group=named_group(group[lead], num_groups))  # fmt: skip
     return index.astype(np.int32)
+
+
+@loop
+def _fuse(key, in_order, block, offsets):
+    """Make one kernel of entries with one key: first entry of each; borders of what each attends; and that.
+
+    That are slices, int64 [n], and for those of a kernel of several blocks its number, NONE else.
+    """
+    total, count = 0, 0
+    lead, starts = np.empty(len(key), np.int64), np.empty(len(key) + 1, np.int64)
+    for at in range(len(key)):
+        i = in_order[at]
+        if at == 0 or key[i] != key[in_order[at - 1]]:
+            lead[count], starts[count] = i, at
+            count += 1
+        total += offsets[block[i] + 1] - offsets[block[i]]
+    starts[count] = len(key)
+    borders, index, kernel = np.zeros(count + 1, np.int64), np.empty(total, np.int64), np.full(total, NONE)
+    stop = 0
+    for k in range(count):
+        for at in range(starts[k], starts[k + 1]):
+            for piece in range(offsets[block[in_order[at]]], offsets[block[in_order[at]] + 1]):
+                index[stop] = piece
+                if starts[k + 1] - starts[k] > 1:
+                    kernel[stop] = k
+                stop += 1
+        borders[k + 1] = stop
+    return lead[:count], borders, index, kernel
 
 
 def _row_by_row(shards: Shards, slices: np.ndarray, kernel: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -8,19 +8,21 @@ from hsap.ir.schedule import Transfers
 from hsap.ir.sort import order_of
 from hsap.loops import loop
 
-MESSAGE = ("round", "src", "dst", "group", "stage", "source", "target", "first", "stop", "to_first", "to_stop")
+MESSAGE = ("role", "round", "src", "dst", "group", "stage", "source", "target", "first", "stop", "to_first", "to_stop")
 
 
 def messages(table: Transfers, group, rounds, source, target, rows, to_rows) -> dict[str, np.ndarray]:
     """Join transfers between the same two buffers whose rows follow each other at both ends: columns of `MESSAGE`.
 
+    Messages of one role follow one another, in the order of roles.
     group: as instructions name it. source, target: buffers. rows, to_rows: first and stop span of each shard in them.
     """
-    columns = np.stack([rounds, table.src, table.dst, group, table.stage, source, target, *rows, *to_rows])
+    columns = np.stack([table.role, rounds, table.src, table.dst, group, table.stage, source, target, *rows, *to_rows])
     # A round has a rank send once at most, so that it says the other end too.
-    num_ranks, num_spans = int(table.src.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1
-    num_groups = int(table.group.max(initial=0)) + 1
-    in_order = order_of(((rounds * num_ranks + table.src) * num_groups + table.group) * num_spans + rows[0])
+    num_rounds, num_ranks = int(rounds.max(initial=0)) + 1, int(table.src.max(initial=0)) + 1
+    num_groups, num_spans = int(table.group.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1
+    key = (table.role * num_rounds + rounds) * num_ranks + table.src
+    in_order = order_of((key * num_groups + table.group) * num_spans + rows[0])
     joined, count = _join(columns, in_order)
     return dict(zip(MESSAGE, joined[:, :count]))
 

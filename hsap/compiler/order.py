@@ -15,17 +15,13 @@ from hsap.ir.program import Role
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.ir.sort import order_of
 
-_QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
-
-
-def is_of_queries(role: Role) -> bool:
-    """Whether a role's rows are those of queries; else they are those of keys."""
-    return role in _QUERY_SIDE
+IS_OF_QUERIES = np.isin(np.arange(max(Role) + 1), (Role.Q, Role.O, Role.DO, Role.DQ))
+"""Whether a role's rows are those of queries, else they are those of keys: table over all roles."""
 
 
 def shard_of(schedule: Schedule, role: Role) -> np.ndarray:
     """Shard whose `role` each entry of the schedule reads or writes: int64 [num_entries]."""
-    return _side(schedule, is_of_queries(role))
+    return _side(schedule, bool(IS_OF_QUERIES[role]))
 
 
 def _side(schedule: Schedule, is_query: bool) -> np.ndarray:
@@ -40,7 +36,9 @@ def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers
         [] if routed is None else [routed.take(np.isin(routed.role, roles[direction]))] for roles in (INPUTS, OUTPUTS)
     )
     # Roles of one side are used by the same blocks.
-    wanted = {role: is_of_queries(role) for role in (*INPUTS[direction], *OUTPUTS[direction]) if role not in given}
+    wanted = {
+        role: bool(IS_OF_QUERIES[role]) for role in (*INPUTS[direction], *OUTPUTS[direction]) if role not in given
+    }
     uses = {is_query: _uses(shards, schedule, is_query) for is_query in set(wanted.values())}
     for role in INPUTS[direction]:
         if role in wanted:

@@ -11,15 +11,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hsap.compiler.order import IS_OF_QUERIES
 from hsap.ir.block import Shards
-from hsap.ir.program import NONE, Role
-from hsap.ir.schedule import Transfers
+from hsap.ir.program import NONE, PARTIAL_ROLES, Role
+from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS, Transfers
 from hsap.ir.sort import distinct, order_of
 from hsap.ir.span import ranges
-from hsap.loops import loop
+from hsap.loops import inner, loop
 
 NEVER = -(1 << 31)
 """Stage of what doesn't happen."""
+
+_ROLES = np.arange(max(Role) + 1)
+IS_RESULT = np.isin(_ROLES, PARTIAL_ROLES)
+
+
+def _sides(direction: str) -> np.ndarray:
+    """Roles of queries and of keys, inputs first: int64 [2, most roles of a side], NONE behind the last one."""
+    roles = np.array(INPUTS[direction] + OUTPUTS[direction])
+    sides = [roles[IS_OF_QUERIES[roles] == of_queries] for of_queries in (True, False)]
+    return np.stack([np.pad(side, (0, len(sides[0]) - len(side)), constant_values=NONE) for side in sides])
+
+
+SIDES = {direction: _sides(direction) for direction in DIRECTIONS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,57 +95,63 @@ def _runs(shard, borders, offsets):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trays:
-    """All trays of one side in one direction, and where shards lie on them.
+    """All trays of one direction, those of queries before those of keys, and where shards lie on them.
 
-    rank, group: int64 [num_trays]. rows: int64 [num_trays, 2], range of the span table. stage[role]: int64 [num_trays],
-    when the role's rows arrive or its partial results leave, NEVER without. keys: int64 [n], rising, what `_key` gives
-    for each shard on a tray; tray, first: int64 [n], which tray, and its first span there.
+    rank, group: int64 [num_trays]. rows: int64 [num_trays, 2], range of the span table. stage: int64 [num_roles,
+    num_trays], when a role's rows arrive or its partial results leave, NEVER without. keys: int64 [n], rising, what
+    `_key` gives for each shard on a tray; tray, first: int64 [n], which tray, and its first span there.
     """
 
-    num_shards: int
+    num_ranks: int
     num_groups: int
     rank: np.ndarray
     group: np.ndarray
     rows: np.ndarray
-    stage: dict[Role, np.ndarray]
+    stage: np.ndarray
     keys: np.ndarray
     tray: np.ndarray
     first: np.ndarray
 
-    def find(self, shards: Shards, rank, shard, group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Say where shards lie on ranks that have them: (tray, NONE at home; first and stop span), int64 [n] each."""
-        key = _key(rank, shard, group, self.num_shards, self.num_groups)
-        tray, first, stop = _find(key, rank, shard, shards.home, shards.offsets, self.keys, self.tray, self.first)
-        assert tray.min(initial=0) > MISSING, "a rank uses a shard that nobody sends to it"
-        return tray, first, stop
+    def find(self, shards: Shards, role, rank, shard, group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Say where a role's rows of shards lie on ranks that have them: (place; first and stop span), int64 [n] each.
+
+        A place is the rank where that is the shard's home, else its tray's number behind those of all ranks.
+        """
+        place, first, stop = _find(role, rank, shard, group, shards.home, shards.offsets, self.num_ranks,
+                                   self.num_groups, self.keys, self.tray, self.first)  # fmt: skip
+        assert place.min(initial=0) > MISSING, "a rank uses a shard that nobody sends to it"
+        return place, first, stop
 
 
-MISSING = NONE - 1
+MISSING = -1
 
 
 @loop
-def _find(wanted, rank, shard, home, offsets, keys, trays, firsts):
-    """Tray and range of spans of each shard on its rank: tray NONE at home, MISSING where its key isn't there."""
-    tray, first, stop = np.empty_like(wanted), np.empty_like(wanted), np.empty_like(wanted)
-    for i in range(len(wanted)):
-        tray[i], first[i] = NONE, offsets[shard[i]]
+def _find(role, rank, shard, group, home, offsets, num_ranks, num_groups, keys, trays, firsts):
+    """Place and range of spans of each shard on its rank; the place is MISSING where its key isn't there."""
+    place, first, stop = np.empty_like(shard), np.empty_like(shard), np.empty_like(shard)
+    for i in range(len(shard)):
+        place[i], first[i] = rank[i], offsets[shard[i]]
         if home[shard[i]] != rank[i]:
-            place, behind = 0, len(keys)
-            while place < behind:
-                middle = (place + behind) // 2
-                if keys[middle] < wanted[i]:
-                    place = middle + 1
+            wanted = _key(role[i], rank[i], shard[i], group[i], num_ranks, len(home), num_groups)
+            at, behind = 0, len(keys)
+            while at < behind:
+                middle = (at + behind) // 2
+                if keys[middle] < wanted:
+                    at = middle + 1
                 else:
                     behind = middle
-            tray[i] = MISSING
-            if place < len(keys) and keys[place] == wanted[i]:
-                tray[i], first[i] = trays[place], firsts[place]
+            place[i] = MISSING
+            if at < len(keys) and keys[at] == wanted:
+                place[i], first[i] = num_ranks + trays[at], firsts[at]
         stop[i] = first[i] + offsets[shard[i] + 1] - offsets[shard[i]]
-    return tray, first, stop
+    return place, first, stop
 
 
-def _key(rank, shard, group, num_shards: int, num_groups: int) -> np.ndarray:
-    return (rank * num_shards + shard) * num_groups + group
+@inner
+def _key(role, rank, shard, group, num_ranks, num_shards, num_groups):
+    side = 0 if IS_OF_QUERIES[role] else 1
+    return ((side * num_ranks + rank) * num_shards + shard) * num_groups + group
 
 
 HOMES = 2
@@ -143,63 +163,68 @@ one by one, where a rank gathers a whole document; with small trays it is little
 
 
 def lay_out(
-    table: SpanTable, num_ranks: int, num_groups: int, arriving: dict[Role, Transfers], leaving: dict[Role, Transfers]
+    table: SpanTable, num_ranks: int, num_groups: int, direction: str, moved: Transfers
 ) -> tuple[Trays, SpanTable]:
-    """Deal one side's shards to trays: (trays, the span table with their rows).
-
-    arriving, leaving: transfers of each of the side's inputs and of its results.
-    """
-    shards = table.shards
+    """Deal the shards that travel to trays: (trays, the span table with their rows). moved: inputs and results."""
+    shards, sides = table.shards, SIDES[direction]
     num_shards = len(shards)
-    ends = [(role, t, t.dst) for role, t in arriving.items()] + [(role, t, t.src) for role, t in leaving.items()]
-    keys, which = distinct(np.concatenate([_key(end, t.shard, t.group, num_shards, num_groups) for _, t, end in ends]))
-    stage = np.concatenate([t.stage for _, t, _ in ends])
-    first_stage = int(stage.min(initial=0))
-    num_stages = int(stage.max(initial=0)) - first_stage + 2
-    assert num_stages ** len(ends) < (1 << 62) // (num_ranks * num_groups), "stages are numbered without gaps"
-    lengths = np.array([len(t) for _, t, _ in ends])
-    times, alike, shard = _times(keys, which, stage - first_stage + 1, lengths, num_stages, num_shards, num_groups)
-    assert lengths.sum() == np.count_nonzero(times), "a rank gets or sends the same role of a shard twice"
+    first_stage = int(moved.stage.min(initial=0))
+    num_stages = int(moved.stage.max(initial=0)) - first_stage + 2
+    most = (1 << 62) // (2 * num_ranks * num_groups)
+    assert num_stages ** sides.shape[1] < most, "stages are numbered without gaps"
+    keys, which = distinct(_ends(moved.role, moved.shard, moved.group, moved.src, moved.dst, num_ranks, num_shards,
+                                 num_groups))  # fmt: skip
+    times, alike, shard = _times(moved.role, moved.stage - first_stage + 1, keys, which, num_stages, num_shards,
+                                 num_groups, num_ranks, sides)  # fmt: skip
+    assert len(moved) == np.count_nonzero(times), "a rank gets or sends the same role of a shard twice"
     if int(alike.max(initial=0)) >= (1 << 62) // max(num_shards, 1):
         alike = distinct(alike)[1]
     in_order = order_of(alike * num_shards + table.place[shard])
     total = int(table.tokens.sum())
-    limit = HOMES * -(-total // num_ranks) if leaving else total
-    tray, borders, num_trays = _deal(alike, in_order, table.tokens[shard], limit)
+    limits = np.where((IS_RESULT[sides] & (sides != NONE)).any(axis=1), HOMES * -(-total // num_ranks), total)
+    tray, borders, num_trays = _deal(alike, in_order, keys // (num_ranks * num_shards * num_groups),
+                                     table.tokens[shard], limits)  # fmt: skip
     borders = borders[: num_trays + 1]
     table, begins = table.with_lists(shard[in_order], borders)
     first, rows = _places(shard, in_order, borders, begins, shards.offsets)
     lead = in_order[borders[:-1]]
-    rank, group = keys[lead] // (num_groups * num_shards), keys[lead] % num_groups
-    when = np.where(times[:, lead], times[:, lead] - 1 + first_stage, NEVER)
-    stages = {role: when[i] for i, (role, *_) in enumerate(ends)}
-    return Trays(num_shards, num_groups, rank, group, rows, stages, keys, tray, first), table
+    rank, group = keys[lead] // (num_groups * num_shards) % num_ranks, keys[lead] % num_groups
+    stage = times.take(lead, axis=1)
+    stage = np.where(stage, stage - 1 + first_stage, NEVER)
+    return Trays(num_ranks, num_groups, rank, group, rows, stage, keys, tray, first), table
 
 
 @loop
-def _times(keys, which, stage, lengths, num_stages, num_shards, num_groups):
-    """When each end of a shard's rows is, 0 never: int64 [num_ends, n]; rank, group and times in one number; shards.
+def _ends(role, shard, group, src, dst, num_ranks, num_shards, num_groups):
+    """Key of each transfer's shard on the rank that has a tray for it, which inputs come to and results leave."""
+    keys = np.empty_like(shard)
+    for i in range(len(keys)):
+        rank = src[i] if IS_RESULT[role[i]] else dst[i]
+        keys[i] = _key(role[i], rank, shard[i], group[i], num_ranks, num_shards, num_groups)
+    return keys
 
-    which, stage: of the ends' transfers, `lengths` of each one after another.
+
+@loop
+def _times(role, stage, keys, which, num_stages, num_shards, num_groups, num_ranks, sides):
+    """When the rows of each role come or go, 0 never: int64 [num_roles, n]; all but the shard in one number; shards.
+
+    role, stage, which: of the transfers, stages from 1 and the place of their key.
     """
-    times = np.zeros((len(lengths), len(keys)), np.int64)
+    times = np.zeros((len(_ROLES), len(keys)), np.int64)
     alike, shard = np.empty_like(keys), np.empty_like(keys)
-    at = 0
-    for end in range(len(lengths)):
-        for _ in range(lengths[end]):
-            times[end, which[at]] = stage[at]
-            at += 1
+    for i in range(len(role)):
+        times[role[i], which[i]] = stage[i]
     for i in range(len(keys)):
         rank_shard = keys[i] // num_groups
         shard[i] = rank_shard % num_shards
         alike[i] = rank_shard // num_shards * num_groups + keys[i] % num_groups
-        for end in range(len(lengths)):
-            alike[i] = alike[i] * num_stages + times[end, i]
+        for one in sides[rank_shard // num_shards // num_ranks]:
+            alike[i] = alike[i] * num_stages + (times[one, i] if one >= 0 else 0)
     return times, alike, shard
 
 
 @loop
-def _deal(alike, in_order, tokens, limit):
+def _deal(alike, in_order, side, tokens, limits):
     """Number the trays, of shards that are alike and have no more tokens than the limit together, single ones apart.
 
     Returns (tray of each shard int64 [n], where each tray begins in order int64 [n + 1], number of trays).
@@ -209,7 +234,7 @@ def _deal(alike, in_order, tokens, limit):
     for at in range(len(in_order)):
         i = in_order[at]
         full += tokens[i]
-        if at == 0 or alike[i] != alike[in_order[at - 1]] or full > limit:
+        if at == 0 or alike[i] != alike[in_order[at - 1]] or full > limits[side[i]]:
             borders[count] = at
             count, full = count + 1, tokens[i]
         tray[i] = count - 1

@@ -139,20 +139,21 @@ def test_rows_lie_in_order_of_position_and_lists_are_there_once():
     spans = np.array([[0, 4], [20, 30], [4, 9], [40, 41], [9, 20], [30, 40]])
     shards = Shards.of([(0, spans[:1]), *((1, span[None]) for span in spans[1:])])
     come = Transfers.of(Role.KV, [1, 2, 4, 5, 2, 4, 5, 1], 1, [0, 0, 0, 0, 2, 2, 2, 2], [3, 3, 3, 3, 3, 3, 3, 3])
-    trays, table = lay_out(SpanTable.of(shards, shards.spans), 3, 1, {Role.KV: come}, {})
+    trays, table = lay_out(SpanTable.of(shards, shards.spans), 3, 1, "forward", come)
     assert trays.rank.tolist() == [0, 2] and trays.stage[Role.KV].tolist() == [3, 3]
     assert trays.rows.tolist() == [[6, 10], [6, 10]]
     assert table.spans[6:].tolist() == [[4, 9], [9, 20], [20, 30], [30, 40]]
-    tray, first, stop = trays.find(shards, np.array([2, 1]), np.array([5, 5]), np.array([0, 0]))
-    assert (tray.tolist(), first.tolist(), stop.tolist()) == ([1, NONE], [9, 5], [10, 6])
-    again, same = lay_out(table, 3, 1, {Role.KV: come}, {})
+    role = np.array([Role.KV, Role.KV])
+    place, first, stop = trays.find(shards, role, np.array([2, 1]), np.array([5, 5]), np.array([0, 0]))
+    assert (place.tolist(), first.tolist(), stop.tolist()) == ([3 + 1, 1], [9, 5], [10, 6])
+    again, same = lay_out(table, 3, 1, "forward", come)
     assert same.spans is table.spans and again.rows.tolist() == trays.rows.tolist()
 
 
 def test_a_run_of_shards_needs_no_rows_of_its_own():
     shards = Shards.of([(0, np.array([[10 * i, 10 * i + 10]])) for i in range(4)])
     come = Transfers.of(Role.KV, [1, 2, 3], 0, 1, 0)
-    trays, table = lay_out(SpanTable.of(shards, shards.spans), 2, 1, {Role.KV: come}, {})
+    trays, table = lay_out(SpanTable.of(shards, shards.spans), 2, 1, "forward", come)
     assert trays.rows.tolist() == [[1, 4]] and table.spans is shards.spans
 
 
@@ -160,7 +161,7 @@ def test_trays_are_told_apart_by_stage_and_split_by_tokens():
     shards = Shards.of([(0, np.array([[10 * i, 10 * i + 10]])) for i in range(8)])
     come = Transfers.of(Role.Q, np.arange(8), 0, 1, [0, 0, 0, 0, 0, 0, 0, 1])
     leave = Transfers.of(Role.O, np.arange(8), 1, 0, [4, 4, 4, 4, 4, 4, 5, 5])
-    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 5, 1, {Role.Q: come}, {Role.O: leave})
+    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 5, 1, "forward", Transfers.join(come, leave))
     # Two homes are 32 tokens: the six shards alike are two trays.
     assert trays.rows.tolist() == [[0, 3], [3, 6], [6, 7], [7, 8]]
     assert trays.stage[Role.Q].tolist() == [0, 0, 0, 1] and trays.stage[Role.O].tolist() == [4, 4, 5, 5]
@@ -170,7 +171,7 @@ def test_a_shard_on_its_way_has_no_result():
     shards = Shards.of([(i, np.array([[10 * i, 10 * i + 10]])) for i in range(3)])
     leave = Transfers.of(Role.O, 0, [1, 2], [2, 0], [1, 2])
     come = Transfers.of(Role.Q, 0, 0, [1], [0])
-    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 3, 1, {Role.Q: come}, {Role.O: leave})
+    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 3, 1, "forward", Transfers.join(come, leave))
     assert trays.rank.tolist() == [1, 2] and trays.stage[Role.Q].tolist() == [0, NEVER]
 
 
