@@ -7,18 +7,19 @@ else; so one lowering serves them all.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 import numpy as np
 
 from hsap.compiler.lower import CODE, HELD, MAX_OPERANDS, Draft
 from hsap.ir.block import Shards
-from hsap.ir.heads import HeadRun
+from hsap.ir.heads import HeadRun, HeadShape
 from hsap.ir.precision import ALIGNMENT, Precision, unit_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import KV_ROLES, NONE, Buffers, Op, Programs, Role, Space
 from hsap.ir.reshard import scratch_bytes
 from hsap.ir.sort import order_of
-from hsap.ir.span import row_starts, take_rows
+from hsap.ir.span import row_starts
 from hsap.loops import loop
 
 _OP, _RANK, _STAGE, _ROLE = (CODE.index(name) for name in ("op", "rank", "stage", "role"))
@@ -38,16 +39,37 @@ def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray
     column_rows = np.stack([borders[:-1], borders[1:]], axis=1)
     if intra == 1:
         return shards.spans, column_rows, column_rows
-    tables, rank_rows, count = [shards.spans], [], len(shards.spans)
-    for lo, hi in column_rows:
-        table = shards.spans[lo:hi]
-        total = int((table[:, 1] - table[:, 0]).sum())
+    parts, rank_rows = _deal_rows(shards.spans, column_rows, intra)
+    return np.concatenate([shards.spans, parts]), column_rows, rank_rows
+
+
+@loop
+def _deal_rows(spans, column_rows, intra):
+    """Split the rows of each column evenly: (spans of all ranks [n, 2], the range of each rank's [num_ranks, 2]).
+
+    Ranges count from the beginning of the span table, where the shards' spans are.
+    """
+    parts = np.empty((len(spans) + len(column_rows) * intra, 2), np.int64)
+    rank_rows = np.empty((len(column_rows) * intra, 2), np.int64)
+    count = 0
+    for column in range(len(column_rows)):
+        first, stop = column_rows[column]
+        total = 0
+        for i in range(first, stop):
+            total += spans[i, 1] - spans[i, 0]
+        row, i = 0, first  # row: of the column, where span i begins
         for j in range(intra):
-            part = take_rows(table, total * j // intra, total * (j + 1) // intra)
-            tables.append(part)
-            rank_rows.append((count, count + len(part)))
-            count += len(part)
-    return np.concatenate(tables), column_rows, np.array(rank_rows, dtype=np.int64)
+            begin, end = total * j // intra, total * (j + 1) // intra
+            rank_rows[column * intra + j, 0] = len(spans) + count
+            while begin < end:
+                length = spans[i, 1] - spans[i, 0]
+                upto = min(end - row, length)
+                parts[count, 0], parts[count, 1] = spans[i, 0] + begin - row, spans[i, 0] + upto
+                begin, count = row + upto, count + 1
+                if upto == length:
+                    row, i = row + length, i + 1
+            rank_rows[column * intra + j, 1] = len(spans) + count
+    return parts[:count], rank_rows
 
 
 def expand(problem: Problem, draft: Draft, column_rows, rank_rows, num_groups: int, direction: str) -> Programs:
@@ -60,7 +82,7 @@ def expand(problem: Problem, draft: Draft, column_rows, rank_rows, num_groups: i
     columns = np.arange(num_columns + 1)
     of_column = (np.searchsorted(held[_HELD_RANK], columns), np.searchsorted(draft.code[_RANK], columns))
     offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
-    heads = _head_table(problem, num_groups)
+    heads = _head_table(problem.heads, intra, num_groups)
     starts = row_starts(draft.table.spans)
     buffers = _buffers(problem, held, of_column[0], offsets, (starts, column_rows, rank_rows), heads, direction)
     columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
@@ -73,6 +95,8 @@ def expand(problem: Problem, draft: Draft, column_rows, rank_rows, num_groups: i
 
 def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
     """Borders of ranks from those of columns, of which every rank has a copy."""
+    if intra == 1:
+        return borders
     return np.concatenate([[0], np.cumsum(np.repeat(np.diff(borders), intra))])
 
 
@@ -108,11 +132,12 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
     return op, role, peer, round_, buf, rows, slices, run, stage
 
 
-def _head_table(problem: Problem, num_groups: int) -> np.ndarray:
+@lru_cache(maxsize=64)
+def _head_table(heads: HeadShape, intra: int, num_groups: int) -> np.ndarray:
     """Heads of each intra index and head group, numbered within the share; the last entry (ALL) is the whole share."""
-    table = np.zeros((problem.topology.intra_sp, num_groups + 1, 4), np.int64)
-    for j, share in enumerate(problem.heads.shares(problem.topology.intra_sp)):
-        runs = [*problem.heads.groups(share, num_groups), HeadRun(0, share.q_count, 0, share.kv_count)]
+    table = np.zeros((intra, num_groups + 1, 4), np.int64)
+    for j, share in enumerate(heads.shares(intra)):
+        runs = [*heads.groups(share, num_groups), HeadRun(0, share.q_count, 0, share.kv_count)]
         table[j] = runs
     return table
 

@@ -36,6 +36,8 @@ ALL = -1
 MAX_OPERANDS = max(len(operands) for operands in OPERANDS.values())
 HELD = ("role", "space", "acc", "rank", "first", "stop", "group")
 CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "first", "stop", "slice", "last", "group")
+_ROW = {name: row for row, name in enumerate(CODE)}
+_RANK, _STAGE, _PHASE, _PLACE = (_ROW[name] for name in ("rank", "stage", "phase", "place"))
 assert ALL == NONE, "columns that aren't given are filled with one number"
 
 
@@ -88,7 +90,7 @@ class _Code:
         """
         given = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
         given |= dict(zip(("first", "stop"), rows)) | dict(zip(("slice", "last"), slices))
-        values = {CODE.index(name): value for name, value in given.items()}
+        values = {_ROW[name]: value for name, value in given.items()}
         self.parts.append((len(rank), values | dict(enumerate(buf, len(CODE)))))
 
     def streams(self) -> np.ndarray:
@@ -99,13 +101,18 @@ class _Code:
             start, stop = stop, stop + count
             for row, value in values.items():
                 code[row, start:stop] = value
-        rank, stage, phase, place = (
-            code[CODE.index(name)].astype(np.int64) for name in ("rank", "stage", "phase", "place")
-        )
-        first = stage.min()
-        key = rank * (int(stage.max() - first) + 1) + (stage - first)
-        key = (key * (FOLD + 1) + phase) * (int(place.max()) + 1) + place
-        return code.take(order_of(key), axis=1)
+        return code.take(order_of(_times(code)), axis=1)
+
+
+@loop
+def _times(code):
+    """Number of each instruction that rises with its rank, then with its place on the time axis: int64 [n]."""
+    first, stages, places = code[_STAGE].min(), code[_STAGE].max() - code[_STAGE].min() + 1, code[_PLACE].max() + 1
+    times = np.empty(code.shape[1], np.int64)
+    for i in range(len(times)):
+        stage = np.int64(code[_RANK, i]) * stages + code[_STAGE, i] - first
+        times[i] = (stage * (FOLD + 1) + code[_PHASE, i]) * places + code[_PLACE, i]
+    return times
 
 
 NO_ROWS = (NONE, NONE)

@@ -13,7 +13,7 @@ import numpy as np
 from hsap.ir.block import Shards
 from hsap.ir.program import Role
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
-from hsap.ir.sort import order_of
+from hsap.loops import loop
 
 IS_OF_QUERIES = np.isin(np.arange(max(Role) + 1), (Role.Q, Role.O, Role.DO, Role.DQ))
 """Whether a role's rows are those of queries, else they are those of keys: table over all roles."""
@@ -43,11 +43,13 @@ def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers
     for role in INPUTS[direction]:
         if role in wanted:
             shard, group, rank, first, _ = uses[wanted[role]]
-            inputs.append(Transfers.of(role, shard, shards.home[shard], rank, first - 1, group))
+            every = np.full(len(shard), role)
+            inputs.append(Transfers(every, shard, group, shards.home[shard], rank, first - 1))
     for role in OUTPUTS[direction]:
         if role in wanted:
             shard, group, rank, _, last = uses[wanted[role]]
-            outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
+            every = np.full(len(shard), role)
+            outputs.append(Transfers(every, shard, group, rank, shards.home[shard], last + 1))
     return Transfers.join(*inputs), Transfers.join(*outputs)
 
 
@@ -73,15 +75,25 @@ def without_overlap(
 def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:
     """Remote uses of one side's shards: (shard, group, rank, first stage, last stage), one per (shard, group, rank)."""
     shard = _side(schedule, is_query)
-    away = np.flatnonzero(shards.home[shard] != schedule.rank)
-    num_ranks = int(schedule.rank.max(initial=0)) + 1
-    num_groups = int(schedule.group.max(initial=0)) + 1
-    key = (shard[away] * num_groups + schedule.group[away]) * num_ranks + schedule.rank[away]
-    stage = schedule.stage[away]
-    by_key = order_of(key * (int(stage.max(initial=0)) + 1) + stage)
-    key, stage = key[by_key], stage[by_key]
-    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]]) if len(key) else np.zeros(0, np.int64)
-    last = np.append(first[1:], len(key)) - 1 if len(key) else first
-    unique = key[first]
-    shard_group, rank = unique // num_ranks, unique % num_ranks
-    return shard_group // num_groups, shard_group % num_groups, rank, stage[first], stage[last]
+    sizes = (int(column.max(initial=0)) + 1 for column in (schedule.group, schedule.rank, schedule.stage))
+    num_groups, num_ranks, num_stages = sizes
+    use = ((shard * num_groups + schedule.group) * num_ranks + schedule.rank) * num_stages + schedule.stage
+    uses = use[shards.home[shard] != schedule.rank]
+    uses.sort()
+    return tuple(_first_and_last(uses, num_groups, num_ranks, num_stages))
+
+
+@loop
+def _first_and_last(uses, num_groups, num_ranks, num_stages):
+    """What `_uses` gives, int64 [5, n]. uses: (shard, group, rank, stage) as one number, rising."""
+    out = np.empty((5, len(uses)), np.int64)
+    count = 0
+    for i in range(len(uses)):
+        place, stage = uses[i] // num_stages, uses[i] % num_stages
+        if i == 0 or place != uses[i - 1] // num_stages:
+            shard_group = place // num_ranks
+            out[0, count], out[1, count] = shard_group // num_groups, shard_group % num_groups
+            out[2, count], out[3, count] = place % num_ranks, stage
+            count += 1
+        out[4, count - 1] = stage
+    return out[:, :count]

@@ -55,13 +55,15 @@ def touches(programs: Programs) -> Touches:
 
 def wait_of(programs: Programs) -> np.ndarray:
     """Index of the wait that ends each send and receive, -1 elsewhere (and where no wait follows): int64 [n]."""
+    op = programs.op
     out = np.full(len(programs), -1, np.int64)
-    waits = np.flatnonzero(programs.op == Op.WAIT)
-    moved = np.flatnonzero((programs.op == Op.SEND) | (programs.op == Op.RECV))
+    waits, moved = np.flatnonzero(op == Op.WAIT), np.flatnonzero((op == Op.SEND) | (op == Op.RECV))
     if len(waits) and len(moved):
-        num_rounds = int(programs.round.max()) + 1
-        rank = programs.rank
-        wait_keys, keys = (rank[index] * num_rounds + programs.round[index] for index in (waits, moved))
+        num_rounds = int(np.maximum.reduce(programs.round)) + 1
+        keys = programs.rank
+        keys *= num_rounds
+        keys += programs.round
+        wait_keys, keys = keys[waits], keys[moved]
         if num_rounds * programs.num_ranks <= 8 * len(programs):
             table = np.full(num_rounds * programs.num_ranks, -1, np.int64)
             table[wait_keys[::-1]] = waits[::-1]  # the first wait counts, and the last assignment

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.heads import HeadRun, HeadShape
-from hsap.ir.precision import Precision, aligned, row_bytes
-from hsap.ir.program import Role, Space
+from hsap.ir.precision import Precision, aligned, unit_bytes
+from hsap.ir.program import KV_ROLES, Role, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ def scratch_bytes(
 
 def _share_bytes(role: Role, heads: HeadShape, precision: Precision, intra_sp: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of a row's elements and of its statistics, for the heads of each intra rank: int64 [intra_sp] each."""
-    shares = np.array(heads.shares(intra_sp))
-    return row_bytes(precision, role, Space.ARENA, False, shares, heads.head_dim)
+    row, stat = unit_bytes(precision, heads.head_dim)[:, role + 1, Space.ARENA, 0]
+    _, q, _, kv = np.array(heads.shares(intra_sp)).T
+    return row * (kv if role in KV_ROLES else q), stat * q
 
 
 def _piece_bytes(num_rows: np.ndarray, row: np.ndarray, stat: np.ndarray) -> np.ndarray:

@@ -12,9 +12,13 @@ import numpy as np
 def order_of(keys: np.ndarray) -> np.ndarray:
     """Give the indices that sort the keys, equal ones in their order: int64 [n]. keys: int64 [n]."""
     bits = len(keys).bit_length()
-    if len(keys) == 0 or max(int(keys.max()), -int(keys.min())) >> (63 - bits):
+    if len(keys) == 0 or max(int(np.maximum.reduce(keys)), -int(np.minimum.reduce(keys))) >> (63 - bits):
         return np.argsort(keys, kind="stable")
-    return np.sort(keys << bits | np.arange(len(keys))) & ((1 << bits) - 1)
+    packed = keys << bits
+    packed |= np.arange(len(keys))
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
 
 
 def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -31,17 +31,6 @@ def positions(table: np.ndarray) -> np.ndarray:
     return np.arange(total) + np.repeat(table[:, 0] - (ends - lengths), lengths)
 
 
-def take_rows(table: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Cut rows [start, stop) of the row order out of a span table, as a span table."""
-    lengths = table[:, 1] - table[:, 0]
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    lo = table[:, 0] + np.clip(start - begins, 0, lengths)
-    hi = table[:, 0] + np.clip(stop - begins, 0, lengths)
-    cut = np.stack([lo, hi], axis=1)
-    return cut[cut[:, 1] > cut[:, 0]]
-
-
 def ranges(lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Enumerate many integer ranges at once: (owner, value), both [sum(hi - lo)].
 
