@@ -16,7 +16,6 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS
-from hsap.ir.span import coalesce
 from hsap.verify.report import Fault
 
 
@@ -120,10 +119,10 @@ def placement(plan: Plan) -> Iterator[str]:
     if not np.array_equal(plan.column_rows, np.stack([of_rank[:-1], of_rank[1:]], axis=1)):
         yield "column_rows must be the spans of each InterSP rank's shards"
         return
-    yield from _rank_rows(plan, inter, intra)
+    yield from _rank_rows(plan, intra)
 
 
-def _rank_rows(plan: Plan, inter: int, intra: int) -> Iterator[str]:
+def _rank_rows(plan: Plan, intra: int) -> Iterator[str]:
     rows = plan.rank_rows
     if (rows[:, 0] < 0).any() or (rows[:, 1] > len(plan.spans)).any() or (rows[:, 0] > rows[:, 1]).any():
         yield "rank_rows must be ranges of the span table"
@@ -139,12 +138,21 @@ def _rank_rows(plan: Plan, inter: int, intra: int) -> Iterator[str]:
     if rows[0, 0] != len(plan.shards.spans) or not np.array_equal(rows[1:, 0], rows[:-1, 1]):
         yield "rank_rows must follow one another behind the shards' spans"
         return
-    for i in range(inter):
-        mine = plan.spans[rows[i * intra, 0] : rows[i * intra + intra - 1, 1]]
-        column = plan.spans[plan.column_rows[i, 0] : plan.column_rows[i, 1]]
-        if not np.array_equal(coalesce(mine), coalesce(column)):
-            yield f"the rows of InterSP rank {i}'s intra ranks aren't its column's rows cut in row order"
-            return
+    mine = _runs(plan.spans[rows[0, 0] : rows[-1, 1]], rows[::intra, 0] - rows[0, 0])
+    columns = _runs(plan.shards.spans, plan.column_rows[:, 0])
+    if not np.array_equal(mine, columns):
+        same = (mine[: len(columns)] == columns[: len(mine)]).all(axis=1)
+        first = int(np.argmin(np.append(same, False)))
+        i = min(int(table[first, 0]) for table in (mine, columns) if first < len(table))
+        yield f"the rows of InterSP rank {i}'s intra ranks aren't its column's rows cut in row order"
+
+
+def _runs(spans: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Runs of token positions in each column's rows: int64 [n, 3], column, start and stop. begins: first spans."""
+    column = np.searchsorted(begins, np.arange(len(spans)), side="right") - 1
+    fresh = np.ones(len(spans) + 1, bool)
+    fresh[1:-1] = (spans[1:, 0] != spans[:-1, 1]) | (column[1:] != column[:-1])
+    return np.stack([column[fresh[:-1]], spans[fresh[:-1], 0], spans[fresh[1:], 1]], axis=1)
 
 
 def capacity(plan: Plan) -> Iterator[str]:

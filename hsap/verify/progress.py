@@ -15,7 +15,7 @@ import numpy as np
 from hsap.ir.program import Op, Role
 from hsap.ir.sort import order_of
 from hsap.loops import loop
-from hsap.verify.columns import HEADS, OP, PEER, RANK, ROLE, ROUND, ROWS, plain
+from hsap.verify.columns import HEADS, OP, PEER, RANK, ROLE, ROUND, ROWS, plain, same
 from hsap.verify.fingerprint import random_sums
 from hsap.verify.stream import Found, Stream, at
 
@@ -144,9 +144,8 @@ def paired(s: Stream) -> Iterator[Found]:
     receive_keys, receives = ordered(receives, peer, rank)
     n = min(len(sends), len(receives))
     if len(sends) == len(receives) and np.array_equal(send_keys, receive_keys):
-        differ = _other_rows(s, sends, receives)
-        for row in (ROLE, *range(HEADS, HEADS + 4)):
-            differ |= s.code[row][sends] != s.code[row][receives]
+        a, b = (random_sums(len(s.plan.shards.spans)) for _ in range(2))
+        differ = _differ(s.code, sends, receives, s.origin, a, b)
         say = "sends {} of spans {} to rank {}, which expects something else at this place of round {}"
         yield from at(
             sends[differ],
@@ -164,44 +163,56 @@ def paired(s: Stream) -> Iterator[Found]:
     yield Found(f"{say} in round {int(p.round[i])}", i)
 
 
-def _other_rows(s: Stream, sends: np.ndarray, receives: np.ndarray) -> np.ndarray:
-    """Whether what is sent and what is awaited aren't the same token positions in the same order: bool [n].
+@loop
+def _differ(code, sends, receives, origin, sums_a, sums_b):
+    """Whether sends and receives aren't of one role, the same heads, positions and order: bool [n]; needs `structure`.
 
-    They may be two places of the span table. No span comes twice in a message, so that its first span and the set of
-    its pairs of neighbours make up its order. Two sets are told apart by random weights a(x) b(y) of the pairs (x, y);
-    as for `fingerprint`, wrong ones pass with a chance below 2^-57.
+    Their rows may be two places of the span table. No span comes twice in a message, so that its first span and the set
+    of its pairs of neighbours make up its order. Two sets are told apart by random weights a(x) b(y) of the pairs
+    (x, y); as for `fingerprint`, wrong ones pass with a chance below 2^-57. sums_a, sums_b: of the weights before each.
     """
-    here, there = (s.code[ROWS : ROWS + 2, index] for index in (sends, receives))
-    differ = (here != there).any(axis=0)
-    index = np.flatnonzero(differ)
-    if len(index):
-        a, b = (np.diff(random_sums(len(s.plan.shards.spans))) for _ in range(2))
-        pairs = np.append(np.uint64(0), np.cumsum(a[s.origin[:-1]] * b[s.origin[1:]]))
-        (first, stop), (other, other_stop) = here[:, index], there[:, index]
-        count = stop - first
-        alike = (count == other_stop - other) & (count > 0)
-        last, other_last = (np.where(alike, start + count - 1, 0) for start in (first, other))
-        first, other = np.where(alike, first, 0), np.where(alike, other, 0)
-        alike &= s.origin[first] == s.origin[other]
-        differ[index] = ~alike | (pairs[last] - pairs[first] != pairs[other_last] - pairs[other])
-        differ[index] &= (count > 0) | (other_stop > other)
+    pairs = np.zeros(len(origin), np.uint64)
+    for i in range(1, len(origin)):
+        x, y = origin[i - 1], origin[i]
+        pairs[i] = pairs[i - 1]
+        if x >= 0 and y >= 0:  # no message has a span that isn't a shard's
+            pairs[i] += (sums_a[x + 1] - sums_a[x]) * (sums_b[y + 1] - sums_b[y])
+    differ = np.zeros(len(sends), np.bool_)
+    for n in range(len(sends)):
+        i, j = sends[n], receives[n]
+        first, stop, other, other_stop = code[ROWS, i], code[ROWS + 1, i], code[ROWS, j], code[ROWS + 1, j]
+        if not same(code, i, code, j, ROWS, 2) and (stop > first or other_stop > other):
+            alike = stop - first == other_stop - other and origin[first] == origin[other]
+            differ[n] = not alike or pairs[stop - 1] - pairs[first] != pairs[other_stop - 1] - pairs[other]
+        differ[n] |= not same(code, i, code, j, HEADS, 4) or code[ROLE, i] != code[ROLE, j]
     return differ
 
 
 def collective(s: Stream) -> Iterator[Found]:
     """All ranks of an intra group run the same AllToAlls: same round, same role."""
-    p, intra = s.programs, s.plan.topology.intra_sp
+    intra = s.plan.topology.intra_sp
     index = s.where(Op.ALL_TO_ALL)
     if not len(index):
         return
-    borders = np.searchsorted(s.rank[index], np.arange(s.plan.num_ranks + 1)).tolist()
-    rounds, roles = p.round[index], p.role[index]
-    for rank in range(s.plan.num_ranks):
-        first = rank - rank % intra
-        mine, other = slice(borders[rank], borders[rank + 1]), slice(borders[first], borders[first + 1])
-        if not np.array_equal(rounds[mine], rounds[other]) or not np.array_equal(roles[mine], roles[other]):
-            at_ = int(index[mine][0]) if mine.stop > mine.start else None
-            yield Found(f"its AllToAlls differ from those of rank {first}, of the same intra group", at_, rank)
+    borders = np.searchsorted(s.rank[index], np.arange(s.plan.num_ranks + 1))
+    say = "its AllToAlls differ from those of rank {}, of the same intra group"
+    for rank in np.flatnonzero(_other_exchanges(s.code, index, borders, intra)).tolist():
+        at_ = int(index[borders[rank]]) if borders[rank] < borders[rank + 1] else None
+        yield Found(say.format(rank - rank % intra), at_, rank)
+
+
+@loop
+def _other_exchanges(code, index, borders, intra):
+    """Whether a rank's AllToAlls, index[borders[rank] : borders[rank + 1]], aren't those of its group's first rank."""
+    differ = np.zeros(len(borders) - 1, np.bool_)
+    for rank in range(len(differ)):
+        mine, other = borders[rank], borders[rank - rank % intra]
+        count = borders[rank + 1] - mine
+        differ[rank] = count != borders[rank - rank % intra + 1] - other
+        for k in range(0 if differ[rank] else count):
+            i, j = index[mine + k], index[other + k]
+            differ[rank] |= code[ROUND, i] != code[ROUND, j] or code[ROLE, i] != code[ROLE, j]
+    return differ
 
 
 RULES = (rounds_ascend, joined, waited, paired, collective)

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hsap.ir.heads import DTYPE_BYTES
-from hsap.ir.precision import aligned
-from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Op, Role, Space
-from hsap.verify.stream import Found, Stream, at, same_rows
+from hsap.ir.precision import ALIGNMENT, unit_bytes
+from hsap.ir.program import KV_ROLES, Op, Role, Space
+from hsap.loops import inner, loop
+from hsap.verify.columns import ACC, BUF, HEADS, NUM_BYTES, RANK, ROLE, ROWS, SPACE, plain, same
+from hsap.verify.stream import Found, Stream, at
 
-_PIECES_AT_ONCE = 1 << 20
-"""Messages of AllToAlls that are sized together; bounds the memory for a plan of absurdly many ranks."""
+_IS_KV = np.isin(np.arange(-1, len(Role) - 1), KV_ROLES)
+"""Table over all roles, to be indexed by role + 1."""
 
 
 def resharded(s: Stream) -> Iterator[Found]:
@@ -24,53 +25,61 @@ def resharded(s: Stream) -> Iterator[Found]:
     if len(index) > len(Role) * plan.num_ranks:
         yield Found(f"{len(index)} ALL_TO_ALLs are more than there are inputs and outputs", int(index[-1]))
         return
-    source, target, scratch = p.buf[index, :3].T
-    outward = b.space[target] != Space.OUTPUT
-    own, column = np.where(outward, source, target), np.where(outward, target, source)
-    rank, intra = s.rank[index], plan.topology.intra_sp
-    own_space = np.where(outward, Space.INPUT, Space.OUTPUT)
-    sound = (intra > 1) & (b.space[own] == own_space) & ((b.space[source] == Space.INPUT) == outward)
-    sound &= (b.acc[column] == ~outward) & same_rows(b.rows[own], plan.rank_rows[rank])
-    sound &= same_rows(b.rows[column], plan.column_rows[rank // intra])
-    share = _whole_share(s, rank)
-    sound &= same_rows(b.heads[column], share) & same_rows(p.heads[index], share)
-    sound &= same_rows(p.rows[index], b.rows[column])
+    shares, rank_rows, column_rows = s.shares, plain(plan.rank_rows), plain(plan.column_rows)
+    bad = index[_unlike(s.code, s.held, index, rank_rows, column_rows, shares)]
     say = "ALL_TO_ALL from {} to {}: one must be the rank's own tensor, the other its column's"
-    yield from at(index[~sound], lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
-    step = max(_PIECES_AT_ONCE // intra, 1)
-    parts = [slice(i, i + step) for i in range(0, len(index), step)]
-    wanted = np.concatenate([scratch_bytes(s, rank[i], p.role[index][i], outward[i]) for i in parts])
-    bad = index[b.num_bytes[scratch] != wanted]
+    yield from at(bad, lambda i: say.format(s.describe(p.buf[i, 0]), s.describe(p.buf[i, 1])))
+    target, scratch = s.code[BUF + 1 : BUF + 3, index]
+    unit = unit_bytes(plan.precision, plan.problem.heads.head_dim)
+    wanted = scratch_bytes(s.rank[index], s.code[ROLE, index], s.held[SPACE, target] != Space.OUTPUT,
+                           plan.tokens_per_rank, shares, unit)  # fmt: skip
+    bad = index[s.held[NUM_BYTES, scratch] != wanted]
     yield from at(bad, lambda i: f"scratch has {int(b.num_bytes[p.buf[i, 2]])} bytes, not what the pieces take")
 
 
-def _whole_share(s: Stream, rank: np.ndarray) -> np.ndarray:
-    """Heads of each rank's column, numbered within it: int64 [n, 4]."""
-    share = s.shares.copy()
-    share[:, [0, 2]] = 0
-    return share.take(rank % s.plan.topology.intra_sp, axis=0)
+@loop
+def _unlike(code, held, index, rank_rows, column_rows, shares):
+    """Whether an AllToAll isn't between the rank's own rows and its share's heads of its column's rows: bool [n]."""
+    unlike = np.zeros(len(index), np.bool_)
+    intra = len(shares)
+    for n in range(len(index)):
+        i = index[n]
+        rank, source, target = code[RANK, i], code[BUF, i], code[BUF + 1, i]
+        outward = held[SPACE, target] != Space.OUTPUT
+        own, column = (source, target) if outward else (target, source)
+        share, rows, mine = shares[rank % intra], column_rows[rank // intra], rank_rows[rank]
+        sound = intra > 1 and held[SPACE, own] == (Space.INPUT if outward else Space.OUTPUT)
+        sound &= (held[SPACE, source] == Space.INPUT) == outward and held[ACC, column] == (0 if outward else 1)
+        sound &= held[ROWS, own] == mine[0] and held[ROWS + 1, own] == mine[1]
+        sound &= held[ROWS, column] == rows[0] and held[ROWS + 1, column] == rows[1]
+        sound &= held[HEADS, column] == 0 and held[HEADS + 1, column] == share[1]
+        sound &= held[HEADS + 2, column] == 0 and held[HEADS + 3, column] == share[3]
+        unlike[n] = not (sound and same(code, i, held, column, ROWS, 2) and same(code, i, held, column, HEADS, 4))
+    return unlike
 
 
-def scratch_bytes(s: Stream, rank: np.ndarray, role: np.ndarray, outward: np.ndarray) -> np.ndarray:
+@loop
+def scratch_bytes(rank, role, outward, tokens, shares, unit):
     """Scratch of AllToAlls in closed form: int64 [n].
 
     Outward: the rank's rows with each neighbour's heads. Back: each neighbour's rows with its own heads, and then its
-    own rows with each neighbour's heads. What stays on the rank takes no scratch.
+    own rows with each neighbour's heads. What stays on the rank takes no scratch. unit: of `unit_bytes`.
     """
-    plan, intra = s.plan, s.plan.topology.intra_sp
-    shares, tokens, home = s.shares, plan.tokens_per_rank, rank - rank % intra
-    dim, partial = plan.problem.heads.head_dim, np.isin(role, PARTIAL_ROLES)
-    element = np.where(partial, DTYPE_BYTES[plan.precision.wire], DTYPE_BYTES[plan.precision.io])
-    stats = (1 * (role == Role.O) + 2 * (role == Role.DO)) * DTYPE_BYTES[plan.precision.stat]
-    is_kv = np.isin(role, KV_ROLES)
+    total = np.zeros(len(rank), np.int64)
+    intra = len(shares)
+    for i in range(len(rank)):
+        row, stat = unit[0, role[i] + 1, Space.ARENA, 0], unit[1, role[i] + 1, Space.ARENA, 0]
+        mine, kv = rank[i] % intra, _IS_KV[role[i] + 1]
+        for other in range(intra):
+            if other != mine:
+                total[i] += _piece_bytes(tokens[rank[i]], shares[other], row, stat, kv)
+                if not outward[i]:
+                    total[i] += _piece_bytes(tokens[rank[i] - mine + other], shares[mine], row, stat, kv)
+    return total
 
-    def bytes_of(rows: np.ndarray, q_heads: np.ndarray, kv_heads: np.ndarray) -> np.ndarray:
-        """Bytes of pieces with a row of the table for each AllToAll and a column for each neighbour."""
-        elements = np.where(is_kv[:, None], 2 * kv_heads, q_heads) * dim * element[:, None]
-        return aligned(rows * elements) + aligned(rows * q_heads * stats[:, None])
 
-    mine = shares[rank % intra]
-    by_heads = bytes_of(tokens[rank][:, None], shares[None, :, 1], shares[None, :, 3])
-    by_rows = bytes_of(tokens[home[:, None] + np.arange(intra)], mine[:, 1:2], mine[:, 3:4])
-    others = np.arange(intra) != (rank % intra)[:, None]
-    return (others * (by_heads + np.where(outward[:, None], 0, by_rows))).sum(axis=1)
+@inner
+def _piece_bytes(rows, share, row, stat, kv):
+    """Bytes of rows with a share of the heads, and of their statistics, each aligned."""
+    elements, stats = rows * row * (share[3] if kv else share[1]), rows * stat * share[1]
+    return -(-elements // ALIGNMENT) * ALIGNMENT + -(-stats // ALIGNMENT) * ALIGNMENT

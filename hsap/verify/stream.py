@@ -130,17 +130,6 @@ def _lives(code, num_buffers, until, num_operands):
     return first, last
 
 
-def same_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether two tables agree, row by row: bool [n]. b may also be one row or one number.
-
-    Column by column: NumPy is slow at reducing many short rows, as it is at picking them but for `take`.
-    """
-    agree = np.ones(len(a), bool)
-    for left, right in zip(a.T, np.broadcast_to(b, a.shape).T):
-        agree &= left == right
-    return agree
-
-
 def at(bad: np.ndarray, say: Callable[[int], str]) -> Iterator[Found]:
     """Object to instructions. bad: their indices; say: message for one of them."""
     for index in bad[:SHOWN].tolist():

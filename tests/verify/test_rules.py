@@ -17,7 +17,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
-from hsap.ir.precision import Precision
+from hsap.ir.precision import Precision, unit_bytes
 from hsap.ir.problem import Problem, Topology, arena_capacity
 from hsap.ir.program import Op, Role, Space
 from hsap.ir.reshard import reshard
@@ -306,9 +306,11 @@ def test_scratch_in_closed_form_equals_the_reshard_table(topology, heads):
     plan = small(topology, (13, 6, 20), "ring", heads)
     stream = Stream.both(plan, 0)[0]
     tokens, intra = plan.tokens_per_rank, plan.topology.intra_sp
+    unit = unit_bytes(plan.precision, plan.problem.heads.head_dim)
     for role, outward in itertools.product((Role.Q, Role.KV, Role.O, Role.DO, Role.DQ, Role.DKV), (True, False)):
         rank = np.arange(plan.num_ranks)
-        got = scratch_bytes(stream, rank, np.full(len(rank), role), np.full(len(rank), outward))
+        every = np.full(len(rank), role), np.full(len(rank), outward)
+        got = scratch_bytes(rank, *every, tokens, stream.shares, unit)
         for r in rank.tolist():
             group = tokens[r - r % intra : r - r % intra + intra].tolist()
             shape = reshard(role, outward, plan.problem.heads, Precision.of("bf16"), group, r % intra)
