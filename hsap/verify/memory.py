@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hsap.ir.precision import aligned
+from hsap.ir.precision import ALIGNMENT
 from hsap.ir.problem import arena_capacity
 from hsap.ir.program import Space
 from hsap.ir.sort import order_of
@@ -17,29 +17,39 @@ from hsap.verify.stream import Found, Stream, at_buffers
 
 def fits(s: Stream) -> Iterator[Found]:
     """No buffer ends beyond the arena's capacity; where the problem sets none, all of a rank's side by side."""
-    b, problem = s.buffers, s.plan.problem
-    in_arena = b.space == Space.ARENA
-    if problem.arena_multiple is None:
-        # No plan needs more. Executors make the arena as large as the farthest end, so that one must be in proportion.
-        used = in_arena & (s.last >= 0)  # the bytes of what isn't touched weren't judged
-        running = np.concatenate([[0], np.cumsum(np.where(used, aligned(b.num_bytes), 0))])
-        capacity = np.diff(running[b.offsets])[s.held[RANK]]
-    else:
+    problem, most = s.plan.problem, -1
+    if problem.arena_multiple is not None:
         # Whatever int64 can't hold is more than any buffer's end, which is below 2 ** 62.
         most = min(arena_capacity(problem, int(s.plan.tokens_per_rank.max(initial=0))), 1 << 62)
-        capacity = np.full(len(b), most)
-    bad = np.flatnonzero(in_arena & (b.offset + b.num_bytes > capacity))
-    yield from at_buffers(s, bad, lambda i: f"{s.describe(i)} ends beyond the arena's {capacity[i]} bytes")
+    capacity, beyond = _beyond(s.held, s.last, s.plan.num_ranks, most)
+    say = "{} ends beyond the arena's {} bytes"
+    yield from at_buffers(s, np.flatnonzero(beyond), lambda i: say.format(s.describe(i), capacity[s.held[RANK, i]]))
+
+
+@loop
+def _beyond(held, last, num_ranks, most):
+    """Bytes that each rank may use, and whether a buffer ends beyond them. most: of each rank, -1 without a limit."""
+    capacity, beyond = np.full(num_ranks, max(most, 0)), np.zeros(held.shape[1], np.bool_)
+    if most < 0:
+        # No plan needs more. Executors make the arena as large as the farthest end, so that one must be in proportion.
+        for b in range(len(beyond)):
+            if held[SPACE, b] == Space.ARENA and last[b] >= 0:  # the bytes of what isn't touched weren't judged
+                capacity[held[RANK, b]] += -(-held[NUM_BYTES, b] // ALIGNMENT) * ALIGNMENT
+    for b in range(len(beyond)):
+        end = held[OFFSET, b] + held[NUM_BYTES, b]
+        beyond[b] = held[SPACE, b] == Space.ARENA and end > capacity[held[RANK, b]]
+    return capacity, beyond
 
 
 def apart(s: Stream) -> Iterator[Found]:
     """Buffers alive together don't overlap; a buffer lives from its first touch to its last, waits included."""
     index = np.flatnonzero((s.held[SPACE] == Space.ARENA) & (s.held[NUM_BYTES] > 0) & (s.last >= 0))
     # Instruction indices rise over all ranks, so that buffers of two ranks are never alive together.
-    index = index[order_of(s.first[index])]
-    low = s.held[OFFSET][index]
     begins = s.first[index]
-    one, other = clash(begins, s.last[index], low, low + s.held[NUM_BYTES][index], np.empty_like(begins))
+    by_begin = order_of(begins)
+    index, begins = index[by_begin], begins[by_begin]
+    low = s.held[OFFSET, index]
+    one, other = clash(begins, s.last[index], low, low + s.held[NUM_BYTES, index], np.empty_like(begins))
     if one >= 0:
         say = f"{s.describe(index[other])} lies on bytes of {s.describe(index[one])}, which is still in use"
         yield Found(say, int(begins[other]))

@@ -76,7 +76,6 @@ class Stream:
     def with_lives(self) -> Stream:
         """Add until when instructions last, and from when to when buffers are alive."""
         until = wait_of(self.programs)
-        until = np.where(until >= 0, until, np.arange(len(until)))
         first, last = _lives(self.code, self.held.shape[1], until, NUM_OPERANDS)
         return replace(self, until=until, first=first, last=last)
 
@@ -121,9 +120,14 @@ class Stream:
 
 @loop
 def _lives(code, num_buffers, until, num_operands):
-    """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`."""
+    """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`.
+
+    until: of `wait_of`; where that is no instruction, the instruction itself is put in.
+    """
     first, last = np.full(num_buffers, code.shape[1]), np.full(num_buffers, -1)
     for i in range(code.shape[1]):
+        if until[i] < 0:
+            until[i] = i
         for k in range(num_operands[code[OP, i]]):
             buffer = code[BUF + k, i]
             first[buffer], last[buffer] = min(first[buffer], i), max(last[buffer], until[i])
