@@ -49,12 +49,13 @@ def test_a_cut_document_goes_to_neighbours_and_no_further_than_it_must():
     assert excess(tokens) <= 0.05 and excess(areas) <= 0.05
 
 
-@pytest.mark.parametrize("name, ranks", [("ldc@131072", 16), ("ldc@131072", 32), ("fineweb@131072", 32)])
+@pytest.mark.parametrize("ranks", [16, 32, 64])
+@pytest.mark.parametrize("name", ["ldc@131072", "fineweb@131072"])
 def test_benchmark_packs_are_even_and_move_less_than_magi(batches, name, ranks):
     for lengths in batches[name][:2]:
         problem = problem_of(lengths, ranks)
         tokens, areas = loads(problem, "flashcp")
-        assert excess(tokens) <= 0.06 and excess(areas) <= 0.07
+        assert excess(tokens) <= 0.05 and excess(areas) <= 0.05
         rows = [_kv_rows(strategy) for strategy in (run("flashcp", problem, {}), magi(problem))]
         assert rows[0] < 0.7 * rows[1]
 
