@@ -25,9 +25,8 @@ has two or three, a smaller power of two on small batches); with 0 the best of t
 slowest rank's computation and transfers, one after another. eps_inter, eps_intra: by how much a part may exceed the
 mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens
 over the mean; 0.54, both ε together, is the paper's tolerance for area. Tokens close to even cost bytes, and where a
-rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 14 %. relay: rows cross between
-nodes once for all ranks of a node, as the partition over nodes counts them (`hsap.compiler.relay`); results then leave
-as soon as they are done.
+rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 14 %. With relay=True rows
+cross between nodes as the partition over nodes counts them, and results leave as soon as they are done.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, excess, shown, whole
+from hsap.ir.check import Refused, excess, whole
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
@@ -81,11 +80,8 @@ def dcp(
     divisions: int = 4,
     area_slack: float = 0.05,
     token_slack: float = 0.1,
-    relay: bool = False,
 ) -> Strategy:
     """Plan token and computation blocks as parts of a hypergraph."""
-    if not isinstance(relay, bool):
-        raise Refused(f"planner dcp: relay is {shown(relay)}; give true or false")
     if block is None:
         block = _default_block(problem)
     block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
@@ -98,7 +94,7 @@ def dcp(
     )
     choices = [_Choice.of(problem, size, settings) for size in ([block] if block else BLOCK_SIZES)]
     best = choices[0] if block else min(choices, key=lambda choice: choice.seconds(problem))
-    return best.strategy(problem, settings.divisions, relay)
+    return best.strategy(problem, settings.divisions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +126,7 @@ class _Choice:
         family = np.concatenate([np.arange(len(spans)), *(np.repeat(c.q, len(sizes)) for c in cells)])
         return cls(spans, cells, sizes, graph, _place(problem, graph, family, settings))
 
-    def strategy(self, problem: Problem, num_divisions: int, relay: bool) -> Strategy:
+    def strategy(self, problem: Problem, num_divisions: int) -> Strategy:
         """Make shards of the token blocks and deal the computation blocks to divisions."""
         num_tokens, num_groups = len(self.spans), len(self.sizes)
         home = self.rank[:num_tokens]
@@ -146,8 +142,6 @@ class _Choice:
             rank = self.rank[first:last].reshape(-1, num_groups)[by_shard].ravel()
             schedules.append(self._schedule(problem, shards, blocks, rank, num_divisions))
             first = last
-        if relay:
-            return Strategy(shards, tuple(schedules), tuple(schedules), num_groups, relay=True)
         return Strategy(
             shards,
             *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),

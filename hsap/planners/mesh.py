@@ -15,7 +15,7 @@ Ours, as its code isn't public and packs aren't its subject:
   element moved, KV on ties; chunks come from home directly. Cells without a visible pair don't exist, and rows that
   no cell of a tile uses don't travel to it.
 Options: a, the query chunks of a tile in both directions (a divisor of the ranks); slack, the excess of area and tokens
-over their means that whole documents may cause; relay=True sends a row across each node border once, and on from there.
+over their means that whole documents may cause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import functools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, excess, instance, whole
+from hsap.ir.check import Refused, excess, whole
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.planners.fill import deal
@@ -33,10 +33,9 @@ from hsap.planners.parts import mean_areas, split_by_need
 from hsap.planners.zigzag import zigzag_shards
 
 
-def mesh(problem: Problem, a: int | None = None, slack: float = 0.05, relay: bool = False) -> Strategy:
+def mesh(problem: Problem, a: int | None = None, slack: float = 0.05) -> Strategy:
     """Plan zigzag shards and tiles of `a` query chunks by ranks / a KV chunks."""
     slack = excess("planner mesh: slack", slack)
-    instance("planner mesh: relay", relay, bool, "true or false")
     num_ranks = problem.topology.inter_sp
     if a is not None and num_ranks % whole("planner mesh: a, the query chunks of a tile", a):
         legal = ", ".join(map(str, _divisors(num_ranks)))
@@ -48,7 +47,7 @@ def mesh(problem: Problem, a: int | None = None, slack: float = 0.05, relay: boo
     blocks = [cut_blocks(shards, problem.slices(mask)) for mask in range(len(problem.masks))]
     arrivals = {d: arrival_stages(widths[d], num_ranks // widths[d], *costs[d]) for d in DIRECTIONS}
     forward, backward = (tuple(_schedule(part, shards, widths[d], *arrivals[d]) for part in blocks) for d in DIRECTIONS)
-    return Strategy(shards, forward, backward, relay=relay)
+    return Strategy(shards, forward, backward)
 
 
 def chunks(problem: Problem, num_ranks: int, slack: float) -> Shards:
