@@ -38,15 +38,15 @@ import numpy as np
 from hsap.ir.block import Blocks, Shards, cut_blocks
 from hsap.ir.check import Refused, excess, whole
 from hsap.ir.effects import FLOPS_PER_PAIR
-from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
-from hsap.ir.program import Op, Role, Space
+from hsap.ir.program import Op, Role
 from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
 from hsap.planners.hypergraph import Hypergraph, cells_hypergraph
 from hsap.planners.partition import partition
+from hsap.planners.prices import wire_bytes
 from hsap.planners.refine import Parts, refine
 
 BLOCK_SIZES = (512, 1024, 2048, 4096)
@@ -178,7 +178,7 @@ def _outputs_last(shards: Shards, schedule: Schedule, direction: str, num_divisi
     """Let all partial results go home after the last division, as the paper has it."""
     rows = []
     for role in OUTPUTS[direction]:
-        shard = (schedule.blocks.kv if role == Role.DKV else schedule.blocks.q)[schedule.block]
+        shard = schedule.shard_of(role)
         away = np.flatnonzero(shards.home[shard] != schedule.rank)
         sizes = (len(shards), int(schedule.group.max(initial=0)) + 1, int(schedule.rank.max(initial=0)) + 1)
         key = np.ravel_multi_index((shard[away], schedule.group[away], schedule.rank[away]), sizes)
@@ -217,11 +217,7 @@ def _group_sizes(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     shares = problem.heads.shares(problem.topology.intra_sp)
     num_groups = min(share.kv_count for share in shares)
     heads = np.array([problem.heads.groups(share, num_groups) for share in shares], dtype=np.int64)
-    precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    sizes = [
-        sum(row_bytes(precision, role, Space.ARENA, False, heads, problem.heads.head_dim)).sum(axis=0)
-        for role in (Role.Q, Role.O, Role.KV)
-    ]
+    sizes = [wire_bytes(problem, role, heads).sum(axis=0) for role in (Role.Q, Role.O, Role.KV)]
     return heads[:, :, 1].sum(axis=0), np.stack(sizes, axis=1)
 
 

@@ -235,27 +235,3 @@ def _area(lengths, rings, d, stop):
     whole = int(at)
     total = rings[d, :whole].sum()
     return total + (at - whole) * rings[d, whole] if whole < rings.shape[1] else total
-
-
-@loop
-def deal(lengths, areas, documents, num_ranks, mean):
-    """Give whole documents to ranks in turn, each to the one that it leaves least busy: (rank of each, excess).
-
-    documents: those to give, in order. mean: tokens and area that count as one. Busy is the larger of both. The
-    excess is that of the busiest rank's tokens or area over the ranks' average, in means.
-    """
-    load = np.zeros((num_ranks, 2))
-    ranks = np.empty(len(documents), np.int64)
-    for i, d in enumerate(documents):
-        best, best_load = -1, np.inf
-        for rank in range(num_ranks):
-            after = max((load[rank, 0] + lengths[d]) / mean[0], (load[rank, 1] + areas[d]) / mean[1])
-            if after < best_load:
-                best, best_load = rank, after
-        ranks[i] = best
-        load[best, 0] += lengths[d]
-        load[best, 1] += areas[d]
-    excess = 0.0
-    for side in range(2):
-        excess = max(excess, (load[:, side].max() - load[:, side].mean()) / mean[side])
-    return ranks, excess

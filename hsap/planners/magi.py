@@ -38,13 +38,13 @@ def magi(problem: Problem, chunks: int = 8, stages: int = 1) -> Strategy:
     borders = num_tokens * np.arange(num_chunks + 1) // num_chunks
     spans = np.stack([borders[:-1], borders[1:]], axis=1)
     spans = spans[spans[:, 0] < spans[:, 1]]
-    rank = np.array(deal(mean_areas(problem, spans).tolist(), num_ranks), dtype=np.int64)
+    rank = np.array(deal_chunks(mean_areas(problem, spans).tolist(), num_ranks), dtype=np.int64)
     shards = Shards.of([(r, spans[rank == r]) for r in range(num_ranks)])
     shards = split_by_need(problem, shards, query_home)
     return same_both_ways(problem, shards, lambda blocks: _in_stages(blocks, shards, num_ranks, stages))
 
 
-def deal(areas: list[float], num_ranks: int) -> list[int]:
+def deal_chunks(areas: list[float], num_ranks: int) -> list[int]:
     """Give chunks to ranks, the largest first to the least busy rank with room: the rank of each chunk.
 
     All ranks get equally many; where that doesn't divide, the first to be full get one more.

@@ -35,15 +35,15 @@ import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
 from hsap.ir.check import Refused, excess
-from hsap.ir.heads import HeadShape
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.ir.slice import Q0, area
 from hsap.ir.span import ranges
 from hsap.planners.balance import even_areas, even_counts
 from hsap.planners.distflash import help_early
 from hsap.planners.parts import equal_shards, same_both_ways
+from hsap.planners.prices import away_bytes
 from hsap.planners.spread import spread
 
 BLOCKS_PER_MEAN = 6
@@ -95,11 +95,6 @@ def piece_shards(problem: Problem, total_area: int) -> Shards:
     return Shards(np.stack([begin, end], axis=1), np.arange(len(begin) + 1), home)
 
 
-def row_costs(heads: HeadShape) -> tuple[int, int]:
-    """Elements that travel per (query row, KV row) away from home, forward and backward: q o q do dq | kv kv dkv."""
-    return 5 * heads.num_q_heads * heads.head_dim, 3 * 2 * heads.num_kv_heads * heads.head_dim
-
-
 def _by_count(problem: Problem, shards: Shards, blocks: Blocks) -> Schedule:
     cells = _Cells.of(problem, shards, blocks)
     rank, step = cells.regional()
@@ -114,7 +109,7 @@ def _by_count(problem: Problem, shards: Shards, blocks: Blocks) -> Schedule:
 
 def _by_area(problem: Problem, shards: Shards, blocks: Blocks, slack: float) -> Schedule:
     cells = _Cells.of(problem, shards, blocks)
-    costs = row_costs(problem.heads)
+    costs = tuple(map(sum, zip(*(away_bytes(problem, direction) for direction in DIRECTIONS))))
     rank, _ = cells.regional()
     rank = np.where((rank < 0) | (costs[0] > costs[1]), cells.q_rank, rank)
     num_ranks = problem.topology.inter_sp

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hsap.ir.slice import dense
 from hsap.planners import run
-from hsap.planners.fill import RINGS, deal, fill
+from hsap.planners.fill import RINGS, fill
 from hsap.planners.magi import magi
 from tests.planners.needs import MASKS, excess, homes, loads, problem_of, received
 
@@ -138,10 +138,3 @@ def test_zigzag_pieces_cover_each_document_once_from_both_ends(documents, ranks)
         for i in range(first, stop):
             token = start + i // 2 if i % 2 else end - 1 - i // 2
             assert held[token] == rank
-
-
-def test_deal_puts_the_next_document_where_it_leaves_the_least():
-    lengths, areas = np.array([10, 10, 4, 3]), np.array([1.0, 1.0, 40.0, 1.0])
-    ranks, worst = deal(lengths, areas, np.arange(4), 2, np.array([10.0, 40.0]))
-    assert ranks.tolist() == [0, 1, 0, 1]
-    assert worst == pytest.approx((41 - 21.5) / 40)
