@@ -12,21 +12,22 @@ Paper: Jiang et al., "DCP: Addressing Input Dynamism In Long-Context Training vi
    computation of another (`divisions`). Partial outputs go home after the last one.
 The paper's settings (§7): B is the best of 512, 1024, 2048, 4096 (`block=0` here), T = 4.
 
-Cost: what moves is what the partition cuts. Planning grows with the computation blocks: 0.2 s for 131,072 tokens of
-ragged documents on 32 ranks, seconds for one document of that length. Head groups are those left after IntraSP.
+Cost: what moves is what the partition cuts. Planning grows with the computation blocks, which for one long document
+are many more than for ragged ones (`python -m tests.bench.planning --planner dcp` times both). Head groups are those
+left after IntraSP.
 
 Ours: Mt-KaHyPar balances one weight, so it gets tokens and FLOPs added up, and its answer, loose as ε lets it be, is
 refined under a cap for each of the two (`refine`): nodes first, then ranks, then all ranks at once with the price of a
-byte between nodes and inside one as the cluster has them. As published, area ends at 1.5 to 8 times the mean on ragged
-batches. Several masks share the tokens' homes and have computation blocks of their own, each mask's area under its own
-cap, as layers run one after another; bytes and FLOPs count a mask's layers. Backward computes where forward does.
+byte between nodes and inside one as the cluster has them. Several masks share the tokens' homes and have computation
+blocks of their own, each mask's area under its own cap, as layers run one after another; bytes and FLOPs count a mask's
+layers. Backward computes where forward does.
 Options: block: tokens of a block; by default the largest of 1024, 2048, 4096 of which a rank has four (1024 where it
 has two or three, a smaller power of two on small batches); with 0 the best of the paper's sizes, by an estimate: the
 slowest rank's computation and transfers, one after another. eps_inter, eps_intra: by how much a part may exceed the
-mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens
-over the mean; 0.54, both ε together, is the paper's tolerance for area. Tokens close to even cost bytes, and where a
-rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 14 %. With relay=True rows
-cross between nodes as the partition over nodes counts them, and results leave as soon as they are done.
+mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens over
+the mean; 0.54, both ε together ((1 + 0.4) · (1 + 0.1) − 1), is the paper's tolerance for area. Tokens close to even
+cost bytes, and where a rank has few blocks they can't be packed that well. With relay=True rows cross between nodes as
+the partition over nodes counts them, and results leave as soon as they are done.
 """
 
 from __future__ import annotations

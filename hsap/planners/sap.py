@@ -18,10 +18,10 @@ block moves one shard of KV, or q and o. Blocks count alike whatever they hold, 
 cut into several shards (at the borders of long documents, and into pieces small enough to balance), so that only a
 document's own rows travel. A block may go to any rank: at a third one q and KV both arrive, also for a block whose q
 and KV share a home. Where moving a query costs more than moving KV (grouped KV heads), the search starts from each
-block at its query's rank instead of the regional strategy: a quarter to a half less traffic. Each mask is balanced for
-itself, as layers run one after another. Both directions share a placement, searched with the summed costs of forward
-and backward: placing them apart saved at most 2 % of ragged packs' traffic. A rank computes all it has of one (q rank,
-KV rank) cell in one stage, and may wait for a stage in which its sender is free (`spread`).
+block at its query's rank instead of the regional strategy: less traffic. Each mask is balanced for itself, as layers
+run one after another. Both directions share a placement, searched with the summed prices of forward and backward. A
+rank computes all it has of one (q rank, KV rank) cell in one stage, and may wait for a stage in which its sender is
+free (`spread`).
 Options: balance; slack: the excess of the largest area over the mean with which the search is content.
 """
 
