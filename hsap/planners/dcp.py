@@ -41,7 +41,7 @@ from hsap.ir.check import Refused, excess, whole
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.problem import Problem
 from hsap.ir.program import Op, Role
-from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.schedule import AHEAD, DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
@@ -147,6 +147,7 @@ class _Choice:
             shards,
             *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),
             num_groups,
+            ahead=AHEAD,
         )
 
     def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:

@@ -20,7 +20,7 @@ from tests.bench.planning.cases import HEADS, WORKLOADS
 
 COLUMNS = {
     "choose": ("run",),
-    "order": ("order", "relay"),
+    "order": ("order", "relay", "prefetch", "without_overlap"),
     "lower": ("lower",),
     "expand": ("place_rows", "expand"),
     "buffers": ("place_buffers",),
