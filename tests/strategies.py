@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from hsap.compiler.order import shard_of
 from hsap.ir.block import Blocks, Shards, cut_blocks
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
@@ -43,7 +42,7 @@ def _with_detours(shards: Shards, schedule: Schedule, direction, num_ranks: int,
     rows = []
     for role in OUTPUTS[direction]:
         held: dict[tuple[int, int], dict[int, int]] = {}
-        for shard, group, rank, stage in zip(shard_of(schedule, role), schedule.group, schedule.rank, schedule.stage):
+        for shard, group, rank, stage in zip(schedule.shard_of(role), schedule.group, schedule.rank, schedule.stage):
             if rank != shards.home[shard]:
                 last = held.setdefault((int(shard), int(group)), {})
                 last[int(rank)] = max(last.get(int(rank), 0), int(stage))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.compiler.messages import messages
-from hsap.compiler.order import IS_OF_QUERIES, shard_of
+from hsap.compiler.order import IS_OF_QUERIES
 from hsap.compiler.rounds import assign_rounds
 from hsap.compiler.trays import IS_RESULT, NEVER, SIDES, SpanTable, Trays, lay_out
 from hsap.ir.block import Shards
@@ -134,9 +134,10 @@ def lower(
     """
     moved = Transfers.join(*transfers)
     first_stage = int(moved.stage.min(initial=0)) - 1
-    last_stage = max(int(schedule.stage.max(initial=0)), int(moved.stage.max(initial=0))) + 1
+    last_stage = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0))) + 1
     first_round = len(INPUTS[direction])
-    rounds = assign_rounds(moved.stage, moved.src, moved.dst, num_ranks, first_round)
+    _, when = distinct((moved.stage - first_stage) * (last_stage - first_stage + 1) + moved.until - first_stage)
+    rounds = assign_rounds(when, moved.src, moved.dst, num_ranks, first_round)
     buffers, code = _Buffers(), _Code()
     ends = _Ends(buffers, code, np.arange(num_ranks), resharded)
     homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
@@ -276,27 +277,27 @@ def _return(buffers, code, places: _Places, role: Role, m: dict[str, np.ndarray]
     code.emit(Op.COPY, trays.rank[full], trays.stage[role, full], PACK, role=role, buf=(partial, packed),
               rows=trays.rows[full].T, group=places.group[full])  # fmt: skip
     mine = slice(*np.searchsorted(m["role"], (role, role + 1)))
-    dst, stage, rounds, to_first, to_stop, group = (
-        m[name][mine] for name in ("dst", "stage", "round", "to_first", "to_stop", "group")
+    dst, until, rounds, to_first, to_stop, group = (
+        m[name][mine] for name in ("dst", "until", "round", "to_first", "to_stop", "group")
     )
     arrived = buffers.add(role, Space.ARENA, 0, dst, (to_first, to_stop), group)
-    code.emit(Op.MERGE if role == Role.O else Op.SUM, dst, stage, FOLD, place=rounds, role=role,
+    code.emit(Op.MERGE if role == Role.O else Op.SUM, dst, until, FOLD, place=rounds, role=role,
               buf=(arrived, m["target"][mine].copy()), rows=(to_first, to_stop), group=group)  # fmt: skip
     m["source"][mine] = packed[m["source"][mine] - partial[:1]]  # a role's buffers are numbered as its trays are
     m["target"][mine] = arrived
 
 
 def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
-    """Start each round where its stage begins and wait for it where the stage ends."""
+    """Start each round where its stage begins and wait for it where its last stage ends."""
     if not len(table):
         return
-    stage_of = np.zeros(int(rounds.max()) + 1, np.int64)
-    stage_of[rounds] = table.stage
+    stage_of, until = np.zeros((2, int(rounds.max()) + 1), np.int64)
+    stage_of[rounds], until[rounds] = table.stage, table.until
     joined = np.zeros((num_ranks, len(stage_of)), bool)
     joined[table.src, rounds] = joined[table.dst, rounds] = True
     rank, round_ = np.nonzero(joined)
     code.emit(Op.LAUNCH, rank, stage_of[round_], COMMUNICATE, place=round_ * 3 + 2, round=round_)
-    code.emit(Op.WAIT, rank, stage_of[round_], WAIT, place=round_, round=round_)
+    code.emit(Op.WAIT, rank, until[round_], WAIT, place=round_, round=round_)
 
 
 def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.ndarray:
@@ -306,7 +307,7 @@ def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.nd
     """
     blocks, rank, group = schedule.blocks, schedule.rank, schedule.group
     q, kv = (
-        places.find(np.full(len(rank), role), rank, shard_of(schedule, role), group)[0] for role in (Role.Q, Role.KV)
+        places.find(np.full(len(rank), role), rank, schedule.shard_of(role), group)[0] for role in (Role.Q, Role.KV)
     )
     num_stages, num_groups, num_places = (
         int(schedule.stage.max(initial=0)) + 1,

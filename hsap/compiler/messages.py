@@ -8,7 +8,10 @@ from hsap.ir.schedule import Transfers
 from hsap.ir.sort import order_of
 from hsap.loops import loop
 
-MESSAGE = ("role", "round", "src", "dst", "group", "stage", "source", "target", "first", "stop", "to_first", "to_stop")
+MESSAGE = (
+    "role", "round", "src", "dst", "group", "stage", "until",
+    "source", "target", "first", "stop", "to_first", "to_stop",
+)  # fmt: skip
 
 
 def messages(table: Transfers, group, rounds, source, target, rows, to_rows) -> dict[str, np.ndarray]:
@@ -17,7 +20,8 @@ def messages(table: Transfers, group, rounds, source, target, rows, to_rows) -> 
     Messages of one role follow one another, in the order of roles.
     group: as instructions name it. source, target: buffers. rows, to_rows: first and stop span of each shard in them.
     """
-    columns = np.stack([table.role, rounds, table.src, table.dst, group, table.stage, source, target, *rows, *to_rows])
+    ends = (source, target, *rows, *to_rows)
+    columns = np.stack([table.role, rounds, table.src, table.dst, group, table.stage, table.until, *ends])
     # A round has a rank send once at most, so that it says the other end too.
     num_rounds, num_ranks = int(rounds.max(initial=0)) + 1, int(table.src.max(initial=0)) + 1
     num_groups, num_spans = int(table.group.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1

@@ -11,21 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from hsap.ir.block import Shards
-from hsap.ir.program import Role
+from hsap.ir.program import KV_ROLES, Role
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.loops import loop
 
-IS_OF_QUERIES = np.isin(np.arange(max(Role) + 1), (Role.Q, Role.O, Role.DO, Role.DQ))
+IS_OF_QUERIES = ~np.isin(np.arange(max(Role) + 1), KV_ROLES)
 """Whether a role's rows are those of queries, else they are those of keys: table over all roles."""
-
-
-def shard_of(schedule: Schedule, role: Role) -> np.ndarray:
-    """Shard whose `role` each entry of the schedule reads or writes: int64 [num_entries]."""
-    return _side(schedule, bool(IS_OF_QUERIES[role]))
-
-
-def _side(schedule: Schedule, is_query: bool) -> np.ndarray:
-    return (schedule.blocks.q if is_query else schedule.blocks.kv)[schedule.block]
 
 
 def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers, Transfers]:
@@ -43,13 +34,11 @@ def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers
     for role in INPUTS[direction]:
         if role in wanted:
             shard, group, rank, first, _ = uses[wanted[role]]
-            every = np.full(len(shard), role)
-            inputs.append(Transfers(every, shard, group, shards.home[shard], rank, first - 1))
+            inputs.append(Transfers.of(role, shard, shards.home[shard], rank, first - 1, group))
     for role in OUTPUTS[direction]:
         if role in wanted:
             shard, group, rank, _, last = uses[wanted[role]]
-            every = np.full(len(shard), role)
-            outputs.append(Transfers(every, shard, group, rank, shards.home[shard], last + 1))
+            outputs.append(Transfers.of(role, shard, rank, shards.home[shard], last + 1, group))
     return Transfers.join(*inputs), Transfers.join(*outputs)
 
 
@@ -67,14 +56,14 @@ def without_overlap(
     don't fit their arena otherwise (HSAP §3.4).
     """
     arriving, leaving = transfers
-    arriving = replace(arriving, stage=2 * arriving.stage + 1)
-    leaving = replace(leaving, stage=2 * leaving.stage - 1)
-    return replace(schedule, stage=2 * schedule.stage), (arriving, leaving)
+    apart = (2 * arriving.until + 1, 2 * leaving.stage - 1)
+    alone = tuple(replace(table, stage=stage, until=stage) for table, stage in zip(transfers, apart))
+    return replace(schedule, stage=2 * schedule.stage), alone
 
 
 def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:
     """Remote uses of one side's shards: (shard, group, rank, first stage, last stage), one per (shard, group, rank)."""
-    shard = _side(schedule, is_query)
+    shard = schedule.shard_of(Role.Q if is_query else Role.KV)
     sizes = (int(column.max(initial=0)) + 1 for column in (schedule.group, schedule.rank, schedule.stage))
     num_groups, num_ranks, num_stages = sizes
     use = ((shard * num_groups + schedule.group) * num_ranks + schedule.rank) * num_stages + schedule.stage

@@ -168,13 +168,14 @@ def lay_out(
     """Deal the shards that travel to trays: (trays, the span table with their rows). moved: inputs and results."""
     shards, sides = table.shards, SIDES[direction]
     num_shards = len(shards)
-    first_stage = int(moved.stage.min(initial=0))
-    num_stages = int(moved.stage.max(initial=0)) - first_stage + 2
+    when = np.where(IS_RESULT[moved.role], moved.stage, moved.until)
+    first_stage = int(when.min(initial=0))
+    num_stages = int(when.max(initial=0)) - first_stage + 2
     most = (1 << 62) // (2 * num_ranks * num_groups)
     assert num_stages ** sides.shape[1] < most, "stages are numbered without gaps"
     keys, which = distinct(_ends(moved.role, moved.shard, moved.group, moved.src, moved.dst, num_ranks, num_shards,
                                  num_groups))  # fmt: skip
-    times, alike, shard = _times(moved.role, moved.stage - first_stage + 1, keys, which, num_stages, num_shards,
+    times, alike, shard = _times(moved.role, when - first_stage + 1, keys, which, num_stages, num_shards,
                                  num_groups, num_ranks, sides)  # fmt: skip
     assert len(moved) == np.count_nonzero(times), "a rank gets or sends the same role of a shard twice"
     if int(alike.max(initial=0)) >= (1 << 62) // max(num_shards, 1):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hsap.compiler.order import order, routed_roles, shard_of
+from hsap.compiler.order import order, routed_roles
 from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -19,14 +19,14 @@ LENGTHS = (40, 1, 7, 90, 13)
 
 def rows_of(table) -> list[tuple[int, ...]]:
     """(role, shard, group, src, dst, stage) of transfers, sorted."""
-    return sorted(zip(*(getattr(table, name).tolist() for name in table.__slots__)))
+    return sorted(zip(*(getattr(table, name).tolist() for name in table.__slots__[:-1])))
 
 
 def needs(shards: Shards, schedule: Schedule, roles) -> dict[tuple[int, int, int, int], list[int]]:
     """Stages in which (role, shard, group) is used on a rank that isn't its home."""
     out: dict[tuple[int, int, int, int], list[int]] = {}
     for role in roles:
-        for shard, group, rank, stage in zip(shard_of(schedule, role), schedule.group, schedule.rank, schedule.stage):
+        for shard, group, rank, stage in zip(schedule.shard_of(role), schedule.group, schedule.rank, schedule.stage):
             if shards.home[shard] != rank:
                 out.setdefault((int(role), int(shard), int(group), int(rank)), []).append(int(stage))
     return out

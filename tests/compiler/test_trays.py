@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hsap.compiler.lower import CODE, HELD, lower
-from hsap.compiler.order import order, shard_of
+from hsap.compiler.order import order
 from hsap.compiler.relay import relay
 from hsap.compiler.trays import HOMES, NEVER, SpanTable, lay_out
 from hsap.ir.block import Shards, cut_blocks
@@ -49,7 +49,7 @@ def histories(strategy, schedule, transfers, direction: str, of_queries: bool) -
             at = (int(getattr(table, end)[i]), int(table.shard[i]), int(table.group[i]))
             if (int(table.role[i]) in QUERY_SIDE) == of_queries:
                 when[at][int(table.role[i])] = int(table.stage[i])
-    shard = shard_of(schedule, Role.Q if of_queries else Role.KV)
+    shard = schedule.shard_of(Role.Q if of_queries else Role.KV)
     out = []
     for rank, s, group in zip(schedule.rank.tolist(), shard.tolist(), schedule.group.tolist()):
         at_home = strategy.shards.home[s] == rank
@@ -70,7 +70,7 @@ def test_one_kernel_for_all_blocks_between_two_places(planner, direction):
     # Larger trays than some homes' worth are split, of the side that has results in this direction.
     limit = HOMES * -(-int(strategy.shards.tokens.sum()) // 5)
     load = defaultdict(set)
-    for key, q, kv in zip(keys, shard_of(schedule, Role.Q).tolist(), shard_of(schedule, Role.KV).tolist()):
+    for key, q, kv in zip(keys, schedule.shard_of(Role.Q).tolist(), schedule.shard_of(Role.KV).tolist()):
         load[key[0], key[2], "q", key[3]].add(q)
         load[key[0], key[2], "kv", key[4]].add(kv)
     split = {
@@ -122,7 +122,7 @@ def test_messages_carry_the_transfers_rows(planner, direction):
     draft, code, _ = lowered(strategy, schedule, transfers, direction)
     table = Transfers.join(*transfers)
     wanted, found = defaultdict(list), {Op.SEND: defaultdict(list), Op.RECV: defaultdict(list)}
-    for role, shard, group, src, dst, stage in zip(*(getattr(table, name).tolist() for name in table.__slots__)):
+    for role, shard, group, src, dst, stage, _ in zip(*(getattr(table, name).tolist() for name in table.__slots__)):
         rows = positions(strategy.shards.spans[slice(*strategy.shards.offsets[shard : shard + 2])])
         wanted[role, group if strategy.num_groups > 1 else NONE, src, dst, stage] += rows.tolist()
     for i in range(len(code["op"])):
