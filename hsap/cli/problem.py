@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from hsap import clusters
 from hsap.cli import datasets
 from hsap.ir.check import MAX_TOKENS, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import parse_masks
-from hsap.ir.problem import PRESETS, Cluster, Problem, Topology
+from hsap.ir.problem import Cluster, Problem, Topology
+
+CLUSTERS = f"{', '.join(clusters.names())}, or a file like theirs"
+"""What --cluster takes, for the help of commands."""
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
@@ -34,7 +37,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="NAME[:p,…][*LAYERS][+…]",
         help="of every document; several masks for so many layers each, as in window:4096*5+causal (default causal)",
     )
-    command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: nodes of 8)")
+    command.add_argument("--cluster", metavar="NAME|FILE.yaml", help=f"{CLUSTERS} (default: nodes of 8)")
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the cluster's, 8")
     command.add_argument("--max-tokens-per-rank", type=int, metavar="N", help="refuse plans that give a rank more")
 
@@ -57,10 +60,10 @@ def problems(arguments: argparse.Namespace) -> tuple[Callable[[Layout], Problem]
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:
-    cluster = _named("--cluster", Cluster.preset, arguments.cluster) if arguments.cluster is not None else Cluster()
+    cluster = _named("--cluster", clusters.read, arguments.cluster) if arguments.cluster is not None else Cluster()
     if arguments.ranks_per_node is None:
         return cluster
-    return _named("--ranks-per-node", replace, cluster, ranks_per_node=arguments.ranks_per_node)
+    return _named("--ranks-per-node", cluster.starting_at, cluster.first_rank, arguments.ranks_per_node)
 
 
 def _repeated(layout: Layout, copies: int) -> Layout:

@@ -157,7 +157,7 @@ def problem_to_json(problem: Problem) -> dict:
         "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
         "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
         "topology": str(problem.topology),
-        "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
+        "cluster": problem.cluster.to_json(),
         "max_tokens_per_rank": problem.max_tokens_per_rank,
         "arena_multiple": problem.arena_multiple,
         "wire_dtype": problem.wire_dtype,

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
-from hsap.ir.problem import Topology
+from hsap import clusters
+from hsap.ir.problem import Cluster, Topology
 
 Check = Callable[[object], bool]
 
@@ -80,14 +81,6 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """The machines as the planner sees them."""
-
-    preset: str | None = _text("the name of a cluster preset", optional=True)
-    ranks_per_node: int | None = _integer(1, optional=True)
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What DeepSpeed is told; device and backend are settled once the ranks are known, never null in a TrainConfig."""
 
@@ -130,13 +123,14 @@ class LoopConfig:
 class TrainConfig:
     """Everything that a run needs, complete and checked against the number of ranks.
 
-    topology: "4x2" is inter_sp=4, intra_sp=2. model: the composed model group as it is, for the model's own check.
-    dp: SP groups that share a step's packs; accumulation: micro-steps of a step. out: the run's directory.
+    topology: "4x2" is inter_sp=4, intra_sp=2. model: the composed model group as it is, for the model's own check. dp:
+    SP groups that share a step's packs; accumulation: micro-steps of a step. cluster: the machines as the planner sees
+    them. out: the run's directory.
     """
 
     data: DataConfig
     planner: PlannerConfig
-    cluster: ClusterConfig
+    cluster: Cluster
     engine: EngineConfig
     optim: OptimConfig
     train: LoopConfig
@@ -176,7 +170,6 @@ class _PlainKeys:
 
 _GROUPS = {
     "data": DataConfig,
-    "cluster": ClusterConfig,
     "engine": EngineConfig,
     "optim": OptimConfig,
     "train": LoopConfig,
@@ -188,8 +181,9 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
-    top = {"model", "planner", *_GROUPS} | {f.name for f in fields(_PlainKeys)}
-    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, "model", "planner")}
+    others = ("model", "planner", "cluster")
+    top = {*others, *_GROUPS} | {f.name for f in fields(_PlainKeys)}
+    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *others)}
     plain = _read(_PlainKeys, "", plain_values, top)
     groups = {name: _read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
@@ -205,6 +199,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     return TrainConfig(
         **groups,
         planner=_planner(_section(values, "planner")),
+        cluster=_cluster(_section(values, "cluster"), device),
         model=_section(values, "model"),
         topology=topology,
         kernel=plain.kernel,
@@ -235,6 +230,15 @@ def _planner(section: Mapping[str, object]) -> PlannerConfig:
         if not (value is None or isinstance(value, (bool, int, float, str))):
             raise ValueError(f"planner.{key}={value}: a planner's option is a number, a word, true, false or null.")
     return PlannerConfig(name, options)
+
+
+def _cluster(section: Mapping[str, object], device: str) -> Cluster:
+    """Read the cluster's fields; those beside `name: auto` change the cluster that fits the device."""
+    values = dict(section)
+    if values.get("name") == clusters.CHOSEN_LATER:
+        changed = {key: value for key, value in values.items() if key != "name" and value is not None}
+        values = clusters.read("dgx-a100" if device == "cuda" else "cpu-gloo").to_json() | changed
+    return clusters.from_mapping(values, "cluster")
 
 
 def _read(kind: type, prefix: str, section: Mapping[str, object], known: set[str] | None = None):

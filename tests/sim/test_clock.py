@@ -8,19 +8,22 @@ from streams import SlowClock, streams
 
 import hsap
 from hsap.compiler.pipeline import build
+from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
-from hsap.ir.problem import Cluster
 from hsap.planners import PLANNERS
 from hsap.sim.clock import tick
 from hsap.sim.cost import Messages, compute_seconds
+from hsap.sim.share import Shares
 from tests.strategies import scattered
+
+TIMES = ("start", "worked", "end", "comm_start", "comm_end")
 
 
 def ends(*ranks: list[tuple]) -> list[list[float]]:
     """End of every instruction of hand-written streams, by rank; the slow clock agrees."""
     arguments = streams(*ranks)
     times, slow = tick(*arguments), SlowClock(*arguments).run()
-    for name in ("start", "end", "comm_start", "comm_end"):
+    for name in TIMES:
         np.testing.assert_array_equal(getattr(times, name), getattr(slow, name), name)
     offsets = arguments[0].offsets.tolist()
     return [times.end[a:b].tolist() for a, b in itertools.pairwise(offsets)]
@@ -122,6 +125,15 @@ CASES = (
     ("4x1", "2:2:8", (1, 1), {"kernel_overhead_s": 0, "inter_latency_s": 3e-3}),
     ("2x2", "4:2:8", (1,), {}),  # empty pieces of AllToAlls
     ("8x1", "2:1:8", (64,) * 30, {"ranks_per_node": 2, "inter_bytes_per_s": 2e7, "flops_per_s": 1e9}),
+    ("6x1", "4:2:8", (300, 40, 90), {"ranks_per_node": 4, "num_nics": 1, "inter_bytes_per_s": 2e7, "duplex": 1.3}),
+    ("8x1", "2:1:8", (500, 77), {"ranks_per_node": 8, "first_rank": 3, "num_nics": 3, "comm_share": 0.3}),
+    (
+        "4x2",
+        "4:2:8",
+        (70, 200, 41),
+        {"ranks_per_node": 4, "num_nics": 2, "cores": 2.5, "comm_cores": 0.7, "duplex": 1, "inter_bytes_per_s": 1e7}
+        | {"message_overhead_s": 1e-5, "comm_share": 0.1},
+    ),
 )
 
 
@@ -148,13 +160,14 @@ def agree(plan: hsap.Plan) -> None:
     """A plan is sound, and both clocks say the same of every instruction."""
     assert hsap.verify(plan).ok
     problem = plan.problem
+    shares = Shares.of(problem.cluster, problem.num_ranks)
     for slices, pair in zip(plan.slices, plan.programs):
         for programs in pair:
             carried = flows(plan, programs)
             prices = Messages.of(carried, problem.node_of, problem.cluster)
-            arguments = programs, compute_seconds(plan, programs, slices, problem.cluster), carried, prices
+            arguments = programs, compute_seconds(plan, programs, slices, problem.cluster), carried, prices, shares
             times, slow = tick(*arguments), SlowClock(*arguments).run()
-            for name in ("start", "end", "comm_start", "comm_end"):
+            for name in TIMES:
                 np.testing.assert_allclose(getattr(times, name), getattr(slow, name), rtol=1e-12, atol=0)
 
 

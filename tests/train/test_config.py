@@ -73,7 +73,7 @@ def test_the_command_line_wins_over_an_experiment():
     assert build("+experiment=smoke").train.steps == 3
     assert build("+experiment=smoke", "train.steps=5").train.steps == 5
     long = build("+experiment=long-context", "topology=8x1", device="cuda")
-    assert (long.topology, long.data.pack_tokens, long.engine.dtype, long.cluster.preset) == (
+    assert (long.topology, long.data.pack_tokens, long.engine.dtype, long.cluster.name) == (
         *("8x1", 131072, "bf16", "dgx-a100"),
     )
 
