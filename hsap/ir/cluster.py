@@ -19,7 +19,7 @@ _RATES = (
     "attend_grad_efficiency",
 )
 _TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s", "message_overhead_s")
-_OPTIONAL_RATES = ("merge_bytes_per_s", "grad_bytes_per_s", "cores")
+_OPTIONAL = ("merge_bytes_per_s", "grad_bytes_per_s", "cores", "grad_slice_overhead_s")
 _OPTIONAL_COUNTS = ("num_nodes", "num_nics", "num_units", "diagonal_tokens", "narrow_tokens")
 _PLAIN = 15
 """Fields that a stored plan always has; it has the later ones where they aren't the default."""
@@ -43,10 +43,10 @@ class Cluster:
     tile_tokens: rows and columns of the tiles that are computed whole; diagonal_tokens: the same along a causal edge
     (None: tile_tokens). num_units: processors of a device that tiles of rows are dealt to (None: it is always full).
     narrow_tokens: kernels know rectangles and causal squares only; other slices are cut into these, and bands of fewer
-    diagonals into strips with a mask (None: every slice is one piece). kernel_overhead_s, slice_overhead_s: what each
-    kernel costs however small, and each piece in it. memory_bytes_per_s: of the device's own memory, reads and writes
-    together; merge_bytes_per_s, grad_bytes_per_s: the same where partial outputs and where gradients are folded into
-    accumulators (None: as memory).
+    diagonals into strips with a mask (None: every slice is one piece). kernel_overhead_s: what each kernel costs
+    however small; slice_overhead_s, grad_slice_overhead_s: and each piece in it, forward and backward (None: as
+    forward). memory_bytes_per_s: of the device's own memory, reads and writes together; merge_bytes_per_s,
+    grad_bytes_per_s: the same where partial outputs and where gradients are folded into accumulators (None: as memory).
 
     Sharing. comm_share: part of a device that communication takes from compute while bytes flow. cores: processor cores
     that a node's ranks share (None: every rank has its own device); comm_cores: cores that either end of a message
@@ -76,6 +76,7 @@ class Cluster:
     diagonal_tokens: int | None = None
     num_units: int | None = None
     narrow_tokens: int | None = None
+    grad_slice_overhead_s: float | None = None
     merge_bytes_per_s: float | None = None
     grad_bytes_per_s: float | None = None
     comm_share: float = 0.0
@@ -98,7 +99,7 @@ class Cluster:
         for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
                 checked[name] = whole(f"{where}: {name} (None for no such limit)", getattr(self, name))
-        for name in _OPTIONAL_RATES:
+        for name in _OPTIONAL:
             if getattr(self, name) is not None:
                 checked[name] = number(f"{where}: {name} (None for no such limit)", getattr(self, name))
         for name, least, below in (("duplex", 1.0, 2.0), ("comm_share", 0.0, 0.95)):

@@ -22,7 +22,7 @@ import numpy as np
 from hsap.ir.cluster import Cluster
 from hsap.ir.effects import FLOPS_PER_PAIR, Flows, flows
 from hsap.ir.plan import Plan
-from hsap.ir.precision import row_bytes
+from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.program import OPERANDS, Access, Op, Programs, Role, Space
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, area, joined, kinds, squares, strips
 from hsap.ir.span import ranges as span_ranges
@@ -52,7 +52,7 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
             seconds[index] = _attention_seconds(plan, programs, index, slices, op, rate, cluster)
     num_bytes = _touched_bytes(plan, programs)
     merges = programs.op == Op.MERGE
-    rate = np.where(merges, _fold_rate(cluster, Op.ATTEND), cluster.memory_bytes_per_s)
+    rate = np.where(merges, fold_rate(cluster, Op.ATTEND), cluster.memory_bytes_per_s)
     moving = num_bytes > 0
     seconds[moving] = cluster.kernel_overhead_s + num_bytes[moving] / rate[moving]
     if cluster.message_overhead_s:
@@ -60,14 +60,13 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
     return seconds
 
 
-def _fold_rate(cluster: Cluster, op: Op) -> float:
+def fold_rate(cluster: Cluster, op: Op) -> float:
     """Bytes per second at which a kernel's result goes into its accumulators."""
     own = cluster.merge_bytes_per_s if op == Op.ATTEND else cluster.grad_bytes_per_s
     return own or cluster.memory_bytes_per_s
 
 
 def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, rate: float, cluster: Cluster):
-    dim = plan.problem.heads.head_dim
     # The ranks of an intra group share a range of the index.
     ranges, which = np.unique(programs.slices[index], axis=0, return_inverse=True)
     owner, entry = span_ranges(*ranges.T.astype(np.int64))
@@ -78,17 +77,26 @@ def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, ra
     count, work, q_rows, k_rows, tiles = (
         np.bincount(owner, column, len(ranges))[which] for column in (None, work, q_rows, k_rows, tiles)
     )
-    heads = programs.heads[index]
-    seconds = np.where(count > 0, cluster.kernel_overhead_s, 0.0) + count * cluster.slice_overhead_s
+    heads, dim = programs.heads[index], plan.problem.heads.head_dim
+    num_heads = heads[:, 1].astype(np.int64)
+    a_piece = cluster.grad_slice_overhead_s if op == Op.ATTEND_GRAD else None
+    seconds = count * (cluster.slice_overhead_s if a_piece is None else a_piece)
+    seconds += np.where(count > 0, cluster.kernel_overhead_s, 0.0)
     if cluster.num_units is not None:
-        work *= np.maximum(cluster.num_units / np.maximum(tiles * heads[:, 1], 1), 1.0)
-    seconds += FLOPS_PER_PAIR[op] * dim * heads[:, 1] * work / rate
+        work *= np.maximum(cluster.num_units / np.maximum(tiles * num_heads, 1), 1.0)
+    seconds += FLOPS_PER_PAIR[op] * dim * num_heads * work / rate
     for role in ADDED[op]:
-        # The part is written and read in the inputs' width, the accumulator read and written in its own.
-        row = sum(sum(row_bytes(plan.precision, role, Space.OUTPUT, acc, heads, dim)) for acc in (False, True))
         rows = k_rows if role == Role.DKV else q_rows
-        seconds += 2 * rows * row / _fold_rate(cluster, op)
+        seconds += rows * added_bytes(plan.precision, role, heads, dim) / fold_rate(cluster, op)
     return seconds
+
+
+def added_bytes(precision: Precision, role: int, heads: np.ndarray, head_dim: int) -> np.ndarray:
+    """Bytes that a row of a kernel's result moves on its way into an accumulator: int64 [n]. heads: [n, 4].
+
+    The result is written and read in the inputs' width, the accumulator read and written in its own.
+    """
+    return 2 * sum(sum(row_bytes(precision, role, Space.OUTPUT, acc, heads, head_dim)) for acc in (False, True))
 
 
 def kernel_pieces(slices: np.ndarray, owner: np.ndarray, narrow: int | None) -> tuple[np.ndarray, np.ndarray]:
