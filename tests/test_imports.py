@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir"},
     "data": {"ir", "api"},
-    "cli": {"ir", "clusters", "api", "planners", "verify"},
+    "bench": {"ir", "clusters", "sim", "runtime"},
+    "cli": {"bench", "ir", "clusters", "api", "planners", "verify"},
     "train": {"ir", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""

@@ -19,7 +19,7 @@ _RATES = (
     "attend_grad_efficiency",
 )
 _TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s", "message_overhead_s")
-_OPTIONAL = ("merge_bytes_per_s", "grad_bytes_per_s", "cores", "grad_slice_overhead_s")
+_OPTIONAL = ("merge_bytes_per_s", "attend_bytes_per_s", "attend_grad_bytes_per_s", "cores", "grad_slice_overhead_s")
 _OPTIONAL_COUNTS = ("num_nodes", "num_nics", "num_units", "diagonal_tokens", "narrow_tokens")
 _PLAIN = 15
 """Fields that a stored plan always has; it has the later ones where they aren't the default."""
@@ -45,8 +45,9 @@ class Cluster:
     narrow_tokens: kernels know rectangles and causal squares only; other slices are cut into these, and bands of fewer
     diagonals into strips with a mask (None: every slice is one piece). kernel_overhead_s: what each kernel costs
     however small; slice_overhead_s, grad_slice_overhead_s: and each piece in it, forward and backward (None: as
-    forward). memory_bytes_per_s: of the device's own memory, reads and writes together; merge_bytes_per_s,
-    grad_bytes_per_s: the same where partial outputs and where gradients are folded into accumulators (None: as memory).
+    forward). memory_bytes_per_s: of the device's own memory, reads and writes together; merge_bytes_per_s: the same
+    where a partial output is merged; attend_bytes_per_s, attend_grad_bytes_per_s: where a kernel's result is folded
+    into accumulators (None: as memory).
 
     Sharing. comm_share: part of a device that communication takes from compute while bytes flow. cores: processor cores
     that a node's ranks share (None: every rank has its own device); comm_cores: cores that either end of a message
@@ -78,7 +79,8 @@ class Cluster:
     narrow_tokens: int | None = None
     grad_slice_overhead_s: float | None = None
     merge_bytes_per_s: float | None = None
-    grad_bytes_per_s: float | None = None
+    attend_bytes_per_s: float | None = None
+    attend_grad_bytes_per_s: float | None = None
     comm_share: float = 0.0
     cores: float | None = None
     comm_cores: float = 0.0

@@ -51,8 +51,8 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
             rate = cluster.flops_per_s * efficiency
             seconds[index] = _attention_seconds(plan, programs, index, slices, op, rate, cluster)
     num_bytes = _touched_bytes(plan, programs)
-    merges = programs.op == Op.MERGE
-    rate = np.where(merges, fold_rate(cluster, Op.ATTEND), cluster.memory_bytes_per_s)
+    merge_rate = cluster.merge_bytes_per_s or cluster.memory_bytes_per_s
+    rate = np.where(programs.op == Op.MERGE, merge_rate, cluster.memory_bytes_per_s)
     moving = num_bytes > 0
     seconds[moving] = cluster.kernel_overhead_s + num_bytes[moving] / rate[moving]
     if cluster.message_overhead_s:
@@ -62,7 +62,7 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
 
 def fold_rate(cluster: Cluster, op: Op) -> float:
     """Bytes per second at which a kernel's result goes into its accumulators."""
-    own = cluster.merge_bytes_per_s if op == Op.ATTEND else cluster.grad_bytes_per_s
+    own = cluster.attend_bytes_per_s if op == Op.ATTEND else cluster.attend_grad_bytes_per_s
     return own or cluster.memory_bytes_per_s
 
 

@@ -174,7 +174,7 @@ def test_pieces_of_kernels_that_know_squares_are_those_of_the_cpu_kernel() -> No
 def test_folds_have_rates_of_their_own() -> None:
     plan = one_rank()
     slow = replace(FREE, memory_bytes_per_s=1e9, flops_per_s=1e30)
-    for direction, op, field in ((0, Op.ATTEND, "merge_bytes_per_s"), (1, Op.ATTEND_GRAD, "grad_bytes_per_s")):
+    for direction, op, field in ((0, Op.ATTEND, "attend_bytes_per_s"), (1, Op.ATTEND_GRAD, "attend_grad_bytes_per_s")):
         found = costs(plan, direction, op, replace(slow, **{field: 2e9}))
         np.testing.assert_allclose(found, costs(plan, direction, op, slow) / 2, rtol=1e-12)
 
