@@ -19,6 +19,8 @@ from hsap.ir.slice import K0, K1, Q0, Q1
 from hsap.sim.cost import ADDED, added_bytes, kernel_pieces, part_of_rate, tiled_pairs
 
 DIAGONALS = (16, 32, 64, 128, 256, 512)
+FULL_ROWS = 128
+"""Rows from which on kernels may be at their best."""
 _OPS = (Op.ATTEND, Op.ATTEND_GRAD)
 
 
@@ -69,15 +71,17 @@ def fit_kernels(measured: dict, heads: HeadShape, base: Cluster) -> tuple[Cluste
     _, cluster, residuals = best
     memory = measured["memory"]
     num_bytes = np.array([_moved(what, rows, heads) for what, rows, _ in memory])
-    seconds, merges = np.array([s[-1] for s in memory]), np.array([s[0] == "merge" for s in memory])
+    seconds, kinds = np.array([s[-1] for s in memory]), np.array([s[0] for s in memory])
     # The overhead of an instruction is what attention found.
     rates = []
-    for what, these in (("copies and sums", ~merges), ("merges", merges)):
+    for what, names in (("copies and sums", ("copy", "sum")), ("merges", "merge"), ("reordering", "exchange")):
+        these = np.isin(kinds, names)
         rest = np.maximum(1 - cluster.kernel_overhead_s / seconds[these], 0.1)
         slow = nonnegative((num_bytes / seconds)[these, None], rest)[0]
         rates.append(1 / slow)
         residuals.append(_residual(what, cluster.kernel_overhead_s + num_bytes[these] * slow, seconds[these]))
-    return replace(cluster, memory_bytes_per_s=rates[0], merge_bytes_per_s=rates[1]), residuals
+    names = ("memory_bytes_per_s", "merge_bytes_per_s", "exchange_bytes_per_s")
+    return replace(cluster, **dict(zip(names, rates))), residuals
 
 
 def _rows_efficiency(samples: list, heads: HeadShape, base: Cluster) -> tuple[tuple[int, float], ...]:
@@ -90,8 +94,10 @@ def _rows_efficiency(samples: list, heads: HeadShape, base: Cluster) -> tuple[tu
         by_rows = [[work * (s[2][0][1] == rows) for rows in ROWS] for s, (_, _, _, work) in zip(rectangles, terms)]
         table = np.concatenate([np.array(terms)[:, :3], by_rows], axis=1) / seconds[:, None]
         slow.append(nonnegative(table, np.ones(len(seconds)))[3:])
-    rate = 1 / np.sqrt(np.maximum(slow[0], 1e-15) * np.maximum(slow[1], 1e-15))
-    return tuple(zip(ROWS, (rate / rate.max()).tolist()))
+    rate = 1 / np.sqrt(np.maximum(slow[0], 1e-18) * np.maximum(slow[1], 1e-18))
+    # Of few rows the rate is what noise in the overheads leaves; the peak is that of many.
+    peak = rate[np.array(ROWS) >= FULL_ROWS].max()
+    return tuple(zip(ROWS, np.clip(rate / peak, 0.01, 1.0).tolist()))
 
 
 def _terms(op: Op, table: np.ndarray, heads: HeadShape, cluster: Cluster) -> tuple[float, float, float, float]:
@@ -110,11 +116,11 @@ def _terms(op: Op, table: np.ndarray, heads: HeadShape, cluster: Cluster) -> tup
 
 
 def _moved(what: str, rows: int, heads: HeadShape) -> float:
-    """Bytes of a Copy of q, of a Sum into dq and of a Merge into o."""
+    """Bytes of a Copy of q, of a Sum into dq, of a Merge into o, and of an exchange of half of q's heads."""
     run, precision = np.array([0, heads.num_q_heads, 0, heads.num_kv_heads]), Precision.of(heads.dtype)
-    role = {"copy": Role.Q, "sum": Role.DQ, "merge": Role.O}[what]
+    role = {"copy": Role.Q, "sum": Role.DQ, "merge": Role.O, "exchange": Role.Q}[what]
     part, acc = (float(sum(row_bytes(precision, role, Space.INPUT, a, run, heads.head_dim))) for a in (False, True))
-    return rows * (2 * part if what == "copy" else part + 2 * acc)
+    return rows * {"copy": 2 * part, "exchange": 3 * part}.get(what, part + 2 * acc)
 
 
 def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
@@ -139,16 +145,18 @@ def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
         _residual(name, predicted[np.array(names) == name], seconds[np.array(names) == name])
         for name in dict.fromkeys(names)
     ]
-    rate = 1 / np.maximum(found[3:], 1e-300)
+    rate = 1 / np.maximum(found[3:], 1e-18)
+    flops_per_s = max(cluster.flops_per_s, *rate[2:].tolist())
     fitted = replace(
         cluster,
+        flops_per_s=flops_per_s,
         kernel_overhead_s=found[0],
         slice_overhead_s=found[1],
         grad_slice_overhead_s=found[2],
-        attend_bytes_per_s=min(rate[0], 1e15),
-        attend_grad_bytes_per_s=min(rate[1], 1e15),
-        attend_efficiency=rate[2] / cluster.flops_per_s,
-        attend_grad_efficiency=rate[3] / cluster.flops_per_s,
+        attend_bytes_per_s=rate[0],
+        attend_grad_bytes_per_s=rate[1],
+        attend_efficiency=rate[2] / flops_per_s,
+        attend_grad_efficiency=rate[3] / flops_per_s,
     )
     return float(np.square(predicted / seconds - 1).mean()), fitted, residuals
 

@@ -116,13 +116,17 @@ def _kernels(device: str, heads: HeadShape, turns: int) -> list:
 
 
 def _memory(device: str, heads: HeadShape, turns: int) -> list:
-    """Copy of inputs, Sum into and Merge into accumulators."""
+    """Copy of inputs, Sum into and Merge into accumulators, and an AllToAll's reordering of one of two ranks.
+
+    The last packs half of the heads into scratch, and puts them and the others into a fresh tensor.
+    """
     dtype, acc = TORCH_DTYPES[heads.dtype], TORCH_DTYPES[Precision.of(heads.dtype).acc]
     out = []
     for rows in MEMORY_ROWS:
         shape = (rows, heads.num_q_heads, heads.head_dim)
         sets = []
-        for _ in range(max(1, TURNED_OVER // (rows * heads.num_q_heads * heads.head_dim * 16))):
+        # 16 bytes an element, of inputs and an accumulator.
+        for _ in range(min(max(1, TURNED_OVER // (rows * heads.num_q_heads * heads.head_dim * 16)), turns)):
             part, copy = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
             lse, other = (
                 torch.zeros(shape[:2], dtype=torch.float64, device=device),
@@ -133,10 +137,22 @@ def _memory(device: str, heads: HeadShape, turns: int) -> list:
             ("copy", lambda part, copy, total, lse, other: copy.copy_(part)),
             ("sum", lambda part, copy, total, lse, other: total.add_(part)),
             ("merge", lambda part, copy, total, lse, other: merge(total, lse, part, other)),
+            ("exchange", lambda part, copy, total, lse, other: _reordered(part, copy.view(-1))),
         ):
             turn = itertools.cycle(sets)
             out.append([what, rows, _seconds(device, turns, lambda: call(*next(turn)))])  # noqa: B023
     return out
+
+
+def _reordered(source: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """What an AllToAll does besides sending: pack, unpack, and keep the rest."""
+    half = source.shape[1] // 2
+    scratch = scratch[: source[:, :half].numel()].view(source[:, :half].shape)
+    scratch.copy_(source[:, :half])
+    target = torch.empty_like(source)
+    target[:, :half].copy_(scratch)
+    target[:, half:].copy_(source[:, half:])
+    return target
 
 
 def _links(rank: int, device: str, turns: int) -> dict:

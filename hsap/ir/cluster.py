@@ -19,7 +19,14 @@ _RATES = (
     "attend_grad_efficiency",
 )
 _TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s", "message_overhead_s")
-_OPTIONAL = ("merge_bytes_per_s", "attend_bytes_per_s", "attend_grad_bytes_per_s", "cores", "grad_slice_overhead_s")
+_OPTIONAL = (
+    "merge_bytes_per_s",
+    "exchange_bytes_per_s",
+    "attend_bytes_per_s",
+    "attend_grad_bytes_per_s",
+    "cores",
+    "grad_slice_overhead_s",
+)
 _OPTIONAL_COUNTS = ("num_nodes", "num_nics", "num_units", "diagonal_tokens", "narrow_tokens")
 _PLAIN = 15
 """Fields that a stored plan always has; it has the later ones where they aren't the default."""
@@ -46,8 +53,8 @@ class Cluster:
     diagonals into strips with a mask (None: every slice is one piece). kernel_overhead_s: what each kernel costs
     however small; slice_overhead_s, grad_slice_overhead_s: and each piece in it, forward and backward (None: as
     forward). memory_bytes_per_s: of the device's own memory, reads and writes together; merge_bytes_per_s: the same
-    where a partial output is merged; attend_bytes_per_s, attend_grad_bytes_per_s: where a kernel's result is folded
-    into accumulators (None: as memory).
+    where a partial output is merged; exchange_bytes_per_s: where an AllToAll reorders; attend_bytes_per_s,
+    attend_grad_bytes_per_s: where a kernel's result is folded into accumulators (None: as memory).
 
     Sharing. comm_share: part of a device that communication takes from compute while bytes flow. cores: processor cores
     that a node's ranks share (None: every rank has its own device); comm_cores: cores that either end of a message
@@ -79,6 +86,7 @@ class Cluster:
     narrow_tokens: int | None = None
     grad_slice_overhead_s: float | None = None
     merge_bytes_per_s: float | None = None
+    exchange_bytes_per_s: float | None = None
     attend_bytes_per_s: float | None = None
     attend_grad_bytes_per_s: float | None = None
     comm_share: float = 0.0

@@ -51,13 +51,39 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
             rate = cluster.flops_per_s * efficiency
             seconds[index] = _attention_seconds(plan, programs, index, slices, op, rate, cluster)
     num_bytes = _touched_bytes(plan, programs)
-    merge_rate = cluster.merge_bytes_per_s or cluster.memory_bytes_per_s
-    rate = np.where(programs.op == Op.MERGE, merge_rate, cluster.memory_bytes_per_s)
+    rate = np.full(len(programs), cluster.memory_bytes_per_s)
+    for op, own in ((Op.MERGE, cluster.merge_bytes_per_s), (Op.ALL_TO_ALL, cluster.exchange_bytes_per_s)):
+        if own is not None:
+            rate[programs.op == op] = own
     moving = num_bytes > 0
     seconds[moving] = cluster.kernel_overhead_s + num_bytes[moving] / rate[moving]
     if cluster.message_overhead_s:
         seconds += cluster.message_overhead_s * _launched(plan, programs)
     return seconds
+
+
+def opening_seconds(plan: Plan, programs: Programs, cluster: Cluster) -> np.ndarray:
+    """Seconds that each rank spends before its stream: float64 [num_ranks].
+
+    Forward lays keys and values side by side. Backward sums do · o over each row and head: both are read, widened to
+    the accumulator's width, and multiplied there, which is a gradient's kind of work.
+    """
+    buffers, starts = programs.buffers, row_starts(plan.spans)
+    inputs = buffers.space == Space.INPUT
+    index = np.flatnonzero(inputs & (buffers.role == Role.DO))
+    is_backward = len(index) > 0
+    if not is_backward:
+        index = np.flatnonzero(inputs & (buffers.role == Role.KV))
+    kind = (plan.precision, buffers.role[index], Space.INPUT)
+    own, wide = (
+        row_bytes(*kind, acc, buffers.heads[index], plan.problem.heads.head_dim)[0].astype(float)
+        for acc in (False, True)
+    )
+    moved, rate = (2 * own + 6 * wide, fold_rate(cluster, Op.ATTEND_GRAD)) if is_backward else (
+        2 * own, cluster.memory_bytes_per_s
+    )  # fmt: skip
+    rows = starts[buffers.rows[index, 1]] - starts[buffers.rows[index, 0]]
+    return np.bincount(buffers.rank[index], rows * moved / rate, programs.num_ranks)
 
 
 def fold_rate(cluster: Cluster, op: Op) -> float:

@@ -13,7 +13,7 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Op, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.sim.clock import Times, tick
-from hsap.sim.cost import Messages, compute_seconds
+from hsap.sim.cost import Messages, compute_seconds, opening_seconds
 from hsap.sim.share import Shares
 
 ATTENDING, MOVING, WAITING, IDLE = "█▒·—"
@@ -24,7 +24,8 @@ ATTENDING, MOVING, WAITING, IDLE = "█▒·—"
 class Trace:
     """One mask and direction of a plan on the time axis.
 
-    seconds: float64 [n], what each instruction costs its compute stream at full speed. times: when, see `Times`.
+    seconds: float64 [n], what each instruction costs its compute stream at full speed, a rank's first one
+    with what comes before its stream. times: when, see `Times`.
     busy_s, exposed_s, idle_s: float64 [num_ranks] that add up to makespan_s: a rank computes, waits for messages, is
     done before the last rank. peak_bytes: int64 [num_ranks], the arena that is used.
     """
@@ -133,6 +134,8 @@ def simulate(plan: Plan, cluster: Cluster) -> Timeline:
 
 def _trace(plan: Plan, programs: Programs, slices: np.ndarray, cluster: Cluster, node_of: np.ndarray) -> Trace:
     seconds = compute_seconds(plan, programs, slices, cluster)
+    opens = np.diff(programs.offsets) > 0
+    seconds[programs.offsets[:-1][opens]] += opening_seconds(plan, programs, cluster)[opens]
     carried = flows(plan, programs)
     messages = Messages.of(carried, node_of, cluster)
     times = tick(programs, seconds, carried, messages, Shares.of(cluster, programs.num_ranks))

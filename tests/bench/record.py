@@ -14,8 +14,9 @@ FOLDER = Path(__file__).parent / "results"
 VERSIONS = ("torch", "numpy", "numba", "deepspeed")
 
 
-def append(bench: str, result: dict, folder: Path = FOLDER) -> Path:
-    """Append one line to results/<bench>.jsonl: date, commit, machine and versions, then the result's own keys."""
+def append(bench: str, result: dict, folder: Path | None = None) -> Path:
+    """Append one line to <bench>.jsonl of the folder (None: results): date, commit, machine and versions, then the result's own keys."""
+    folder = folder or FOLDER
     path = folder / f"{bench}.jsonl"
     line = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit(), **machine(), **result}
     folder.mkdir(parents=True, exist_ok=True)

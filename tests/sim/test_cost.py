@@ -12,10 +12,10 @@ from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
 from hsap.ir.program import Op, Role
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.ir.slice import area, canonical, slices
 from hsap.runtime.kernels.cpu_flash import NARROW, STRIP_ROWS, _decompose
-from hsap.sim.cost import Messages, compute_seconds, kernel_pieces, tiled_pairs
+from hsap.sim.cost import Messages, compute_seconds, kernel_pieces, opening_seconds, tiled_pairs
 
 FREE = Cluster(memory_bytes_per_s=1e30, kernel_overhead_s=0, slice_overhead_s=0)
 TILE = 16
@@ -177,6 +177,19 @@ def test_folds_have_rates_of_their_own() -> None:
     for direction, op, field in ((0, Op.ATTEND, "attend_bytes_per_s"), (1, Op.ATTEND_GRAD, "attend_grad_bytes_per_s")):
         found = costs(plan, direction, op, replace(slow, **{field: 2e9}))
         np.testing.assert_allclose(found, costs(plan, direction, op, slow) / 2, rtol=1e-12)
+
+
+def test_before_its_stream_a_rank_packs_keys_and_sums_gradients() -> None:
+    plan = one_rank((96, 32), heads="8:2:64")
+    cluster = replace(FREE, memory_bytes_per_s=1e9, attend_grad_bytes_per_s=1e8)
+    # bf16: keys and values of 2 heads read and written; do and o of 8 read, and six times in float32.
+    forward, backward = (opening_seconds(plan, programs, cluster) for programs in plan.programs[0])
+    np.testing.assert_allclose(forward, [128 * 2 * (2 * 2 * 64 * 2) / 1e9], rtol=1e-12)
+    np.testing.assert_allclose(backward, [128 * 8 * 64 * (2 * 2 + 6 * 4) / 1e8], rtol=1e-12)
+    timeline = hsap.simulate(plan, cluster)
+    for found, programs, (trace,) in zip((forward, backward), plan.programs[0], map(timeline.__getitem__, DIRECTIONS)):
+        alone = compute_seconds(plan, programs, plan.slices[0], cluster)
+        np.testing.assert_allclose(trace.makespan_s, alone.sum() + found[0], rtol=1e-12)
 
 
 def test_launches_cost_what_their_messages_do() -> None:
