@@ -1,12 +1,13 @@
 """Pipeline: from a problem and a planner's strategy to a plan, pass by pass.
 
-    cut, place (planner) → order → relay → lower → expand → buffers
+    cut, place (planner) → order → relay → prefetch → lower → expand → buffers
 
 Each pass is a pure function in a file of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +16,14 @@ from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order, without_overlap
+from hsap.compiler.prefetch import prefetch
 from hsap.compiler.relay import relay
 from hsap.compiler.trays import SpanTable
 from hsap.ir.check import Refused
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
-from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy, Transfers
 from hsap.ir.span import row_starts
 
 
@@ -53,20 +55,29 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
 def _compile(
     problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
 ) -> tuple[Programs, Schedule, SpanTable]:
-    """Run the passes on one mask and direction; the last ones again without overlap if the arena is too small."""
+    """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small."""
     transfers = order(strategy.shards, schedule, direction)
     if strategy.relay:
         nodes = problem.node_of[:: problem.topology.intra_sp]
         transfers = relay(strategy.shards, schedule, transfers, problem.heads, nodes)
-    programs, grown = _emit(problem, strategy, schedule, transfers, direction, table, rows)
-    if problem.arena_multiple is not None:
+    for made, routed in _ever_smaller(schedule, transfers, strategy.ahead):
+        programs, grown = _emit(problem, strategy, made, routed, direction, table, rows)
+        if problem.arena_multiple is None:
+            break
         _, rank_rows = rows
         starts = row_starts(table.spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
-        if programs.arena_bytes().max() > arena_capacity(problem, tokens_per_rank):
-            schedule, transfers = without_overlap(schedule, transfers)
-            programs, grown = _emit(problem, strategy, schedule, transfers, direction, table, rows)
-    return programs, schedule, grown
+        if programs.arena_bytes().max() <= arena_capacity(problem, tokens_per_rank):
+            break
+    return programs, made, grown
+
+
+def _ever_smaller(schedule: Schedule, transfers, ahead: int) -> Iterator[tuple[Schedule, tuple[Transfers, Transfers]]]:
+    """Give the same work with less and less under way at once."""
+    if ahead:
+        yield schedule, prefetch(transfers, ahead)
+    yield schedule, transfers
+    yield without_overlap(schedule, transfers)
 
 
 def _emit(

@@ -42,7 +42,7 @@ from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Op, Role, Space
-from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.schedule import AHEAD, DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
@@ -147,11 +147,12 @@ class _Choice:
             schedules.append(self._schedule(problem, shards, blocks, rank, num_divisions))
             first = last
         if relay:
-            return Strategy(shards, tuple(schedules), tuple(schedules), num_groups, relay=True)
+            return Strategy(shards, tuple(schedules), tuple(schedules), num_groups, relay=True, ahead=AHEAD)
         return Strategy(
             shards,
             *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),
             num_groups,
+            ahead=AHEAD,
         )
 
     def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:

@@ -27,7 +27,7 @@ import numpy as np
 from hsap.ir.block import Blocks, Shards, cut_blocks
 from hsap.ir.check import Refused, excess, instance, whole
 from hsap.ir.problem import Problem
-from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
+from hsap.ir.schedule import AHEAD, DIRECTIONS, Schedule, Strategy
 from hsap.planners.fill import deal
 from hsap.planners.parts import mean_areas, split_by_need
 from hsap.planners.zigzag import zigzag_shards
@@ -48,7 +48,7 @@ def mesh(problem: Problem, a: int | None = None, slack: float = 0.05, relay: boo
     blocks = [cut_blocks(shards, problem.slices(mask)) for mask in range(len(problem.masks))]
     arrivals = {d: arrival_stages(widths[d], num_ranks // widths[d], *costs[d]) for d in DIRECTIONS}
     forward, backward = (tuple(_schedule(part, shards, widths[d], *arrivals[d]) for part in blocks) for d in DIRECTIONS)
-    return Strategy(shards, forward, backward, relay=relay)
+    return Strategy(shards, forward, backward, relay=relay, ahead=AHEAD)
 
 
 def chunks(problem: Problem, num_ranks: int, slack: float) -> Shards:

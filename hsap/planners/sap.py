@@ -38,7 +38,7 @@ from hsap.ir.check import Refused, excess
 from hsap.ir.heads import HeadShape
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import AHEAD, Schedule, Strategy
 from hsap.ir.slice import Q0, area
 from hsap.ir.span import ranges
 from hsap.planners.balance import even_areas, even_counts
@@ -66,7 +66,7 @@ def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strateg
     total = sum(int(area(table).sum()) * count for table, count in zip(tables, layers, strict=True))
     shards = piece_shards(problem, total // sum(layers))
     schedules = tuple(_by_area(problem, shards, cut_blocks(shards, table), slack) for table in tables)
-    return Strategy(shards, schedules, schedules)
+    return Strategy(shards, schedules, schedules, ahead=AHEAD)
 
 
 def piece_shards(problem: Problem, total_area: int) -> Shards:
