@@ -15,7 +15,10 @@ VERSIONS = ("torch", "numpy", "numba", "deepspeed")
 
 
 def append(bench: str, result: dict, folder: Path | None = None) -> Path:
-    """Append one line to <bench>.jsonl of the folder (None: results): date, commit, machine and versions, then the result's own keys."""
+    """Append one line to <bench>.jsonl of the folder (None: results) and give its path.
+
+    Date, commit, machine and versions come first, then the result's own keys.
+    """
     folder = folder or FOLDER
     path = folder / f"{bench}.jsonl"
     line = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit(), **machine(), **result}
