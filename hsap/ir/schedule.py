@@ -9,7 +9,7 @@ import numpy as np
 
 from hsap.ir.block import Blocks, Shards
 from hsap.ir.problem import Topology
-from hsap.ir.program import Role
+from hsap.ir.program import KV_ROLES, Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +72,10 @@ class Schedule:
         """Build for blocks that are computed for all heads at once: rank and stage of each block."""
         index = np.arange(len(blocks))
         return cls(blocks, index, np.zeros_like(index), np.asarray(rank), np.asarray(stage), transfers)
+
+    def shard_of(self, role: Role) -> np.ndarray:
+        """Shard whose `role` each entry reads or writes: int64 [num_entries]."""
+        return (self.blocks.kv if role in KV_ROLES else self.blocks.q)[self.block]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
