@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test exhaustive check format golden parity bench bench-planning clean
+.PHONY: help train test exhaustive check format golden parity bench bench-planning bench-fidelity clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ bench: bench-planning  ## Planning, then the accuracy of split attention.
 
 bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--quick", "--runs 5 --markdown FILE").
 	$(RUN) -m tests.bench.planning $(ARGS)
+
+bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8 --turns 9").
+	$(RUN) -m tests.bench.fidelity $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
 	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hsap import clusters
 from hsap.ir.check import Refused, instance
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem
@@ -37,8 +38,8 @@ def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
 def simulate(plan: Plan, cluster: Cluster | str | None = None) -> Timeline:
     """Run a plan against the clock: when every instruction starts and ends, and what ranks wait for.
 
-    cluster: a `Cluster`, the name of a preset, or None for the plan's own. ValueError: unknown preset, too few nodes,
-    or streams that never end (those of a verified plan do).
+    cluster: a `Cluster`, the name of a preset or the path of a YAML file, or None for the plan's own. ValueError:
+    unknown preset, too few nodes, or streams that never end (those of a verified plan do).
     """
     # Loaded when first used: its compiled loops take a second to load, and most who plan need no clock.
     from hsap.sim import simulate as run
@@ -47,7 +48,7 @@ def simulate(plan: Plan, cluster: Cluster | str | None = None) -> Timeline:
     if cluster is None:
         cluster = plan.problem.cluster
     elif isinstance(cluster, str):
-        cluster = Cluster.preset(cluster)
+        cluster = clusters.read(cluster)
     return run(plan, instance("simulate: cluster", cluster, Cluster, "an hsap.Cluster or the name of a preset"))
 
 

@@ -17,11 +17,13 @@ MAY_IMPORT = {
     "verify": {"ir", "loops"},
     "sim": {"ir", "loops"},
     "runtime": {"ir"},
-    "api": {"ir", "compiler", "planners", "sim"},
+    "clusters": {"ir"},
+    "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir", "keys"},
     "data": {"ir", "api"},
-    "cli": {"ir", "api", "planners", "verify"},
-    "train": {"ir", "keys", "api", "planners", "verify", "runtime", "models", "data"},
+    "bench": {"ir", "clusters", "sim", "runtime"},
+    "cli": {"bench", "ir", "clusters", "api", "planners", "verify"},
+    "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from hsap import clusters
 from hsap.cli import datasets
 from hsap.ir.check import MAX_TOKENS, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import parse_masks
-from hsap.ir.problem import PRESETS, Cluster, Problem, Topology
+from hsap.ir.problem import Cluster, Problem, Topology
+
+CLUSTERS = f"{', '.join(clusters.names())}, or a file like theirs"
+"""What --cluster takes, for the help of commands."""
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
@@ -34,7 +37,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="NAME[:p,…][*LAYERS][+…]",
         help="of every document; several masks for so many layers each, as in window:4096*5+causal (default causal)",
     )
-    command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: nodes of 8)")
+    command.add_argument("--cluster", metavar="NAME|FILE.yaml", help=f"{CLUSTERS} (default: nodes of 8)")
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the cluster's, 8")
     command.add_argument("--max-tokens-per-rank", type=int, metavar="N", help="refuse plans that give a rank more")
 
@@ -47,9 +50,9 @@ def problems(arguments: argparse.Namespace) -> tuple[Callable[[Layout], Problem]
     layouts, is_list = _layouts(arguments)
     copies = whole("--sequences", arguments.sequences)
     layouts = [_repeated(layout, copies) for layout in layouts]
-    heads = _named("--heads, --dtype", HeadShape.parse, arguments.heads, arguments.dtype)
-    topology = _named("--topology", Topology.parse, arguments.topology)
-    masks, cluster = _named("--mask", parse_masks, arguments.mask), _cluster(arguments)
+    heads = named("--heads, --dtype", HeadShape.parse, arguments.heads, arguments.dtype)
+    topology = named("--topology", Topology.parse, arguments.topology)
+    masks, cluster = named("--mask", parse_masks, arguments.mask), _cluster(arguments)
     limit = arguments.max_tokens_per_rank
     if limit is not None:
         whole("--max-tokens-per-rank: max_tokens_per_rank", limit)
@@ -57,10 +60,10 @@ def problems(arguments: argparse.Namespace) -> tuple[Callable[[Layout], Problem]
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:
-    cluster = _named("--cluster", Cluster.preset, arguments.cluster) if arguments.cluster is not None else Cluster()
+    cluster = named("--cluster", clusters.read, arguments.cluster) if arguments.cluster is not None else Cluster()
     if arguments.ranks_per_node is None:
         return cluster
-    return _named("--ranks-per-node", replace, cluster, ranks_per_node=arguments.ranks_per_node)
+    return named("--ranks-per-node", cluster.starting_at, cluster.first_rank, arguments.ranks_per_node)
 
 
 def _repeated(layout: Layout, copies: int) -> Layout:
@@ -86,7 +89,7 @@ def _layouts(arguments: argparse.Namespace) -> tuple[list[Layout], bool]:
         words = [word for word in arguments.lengths.split(",") if word.strip()]
         if bad := [word for word in words if not word.strip().isdecimal()]:
             raise ValueError(f"--lengths: {bad[0]!r} is no number of tokens; write 3000,1200,50000")
-        return [_layout(_named("--lengths", lambda: [int(word) for word in words]), "--lengths")], False
+        return [_layout(named("--lengths", lambda: [int(word) for word in words]), "--lengths")], False
     path = f"--lengths-file {arguments.lengths_file}"
     try:
         data = json.loads(Path(arguments.lengths_file).read_text(encoding="utf-8"))
@@ -106,12 +109,12 @@ def _layout(batch: object, where: str) -> Layout:
     ):
         raise ValueError(f'{where}: a batch is a list of document lengths or {{"sequences": [[…], […]]}}, all integers')
     lengths, sequences = [n for pack in packs for n in pack], [len(pack) for pack in packs]
-    return _named(where, Layout.from_lengths, lengths, sequences)
+    return named(where, Layout.from_lengths, lengths, sequences)
 
 
-def _named(flag: str, read: Callable, *values, **named):
+def named(flag: str, read: Callable, *values):
     """Read values; a complaint about them begins with the flag."""
     try:
-        return read(*values, **named)
+        return read(*values)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None

@@ -9,9 +9,9 @@ import sys
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.problem import CLUSTERS
 from hsap.cli.verify import read_plan
 from hsap.ir.plan import Plan
-from hsap.ir.problem import PRESETS
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify import verify
 
@@ -20,7 +20,7 @@ def add_to(commands) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("simulate", help="say how long a stored plan takes, and draw what ranks wait for")
     command.add_argument("file", metavar="FILE", help="a plan, in stored form or as text")
-    command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: the plan's own)")
+    command.add_argument("--cluster", metavar="NAME|FILE.yaml", help=f"{CLUSTERS} (default: the plan's own)")
     command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
     command.set_defaults(run=_simulate)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from hsap.ir.check import MAX_RANKS, Refused, instance, number, one_of, shown, whole
+from hsap.ir.cluster import Cluster
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices, mask_to_json
@@ -42,90 +43,6 @@ class Topology:
 
     def __str__(self) -> str:
         return f"{self.inter_sp}x{self.intra_sp}"
-
-
-_RATES = (
-    "intra_bytes_per_s",
-    "inter_bytes_per_s",
-    "flops_per_s",
-    "memory_bytes_per_s",
-    "attend_efficiency",
-    "attend_grad_efficiency",
-)
-_TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The machines under one SP group. Rates in bytes/s one way per rank, times in seconds, FLOP/s per rank.
-
-    num_nodes: how many there are (None: as many as needed). first_rank: place of the group's rank 0 inside its node (a
-    group may start mid-node). memory_bytes_per_s: of the device's own memory, reads and writes together.
-    kernel_overhead_s, slice_overhead_s: what each kernel costs however small, and each slice in it. attend_efficiency,
-    attend_grad_efficiency: parts of flops_per_s that attention kernels reach on large dense slices. tile_tokens: rows
-    and columns of the tiles they compute, whole ones even where a slice fills them in part.
-    """
-
-    name: str = "nodes-of-8"
-    ranks_per_node: int = 8
-    first_rank: int = 0
-    intra_bytes_per_s: float = 250e9
-    inter_bytes_per_s: float = 25e9
-    intra_latency_s: float = 5e-6
-    inter_latency_s: float = 10e-6
-    flops_per_s: float = 200e12
-    num_nodes: int | None = None
-    memory_bytes_per_s: float = 1.5e12
-    kernel_overhead_s: float = 5e-6
-    slice_overhead_s: float = 0.1e-6
-    attend_efficiency: float = 0.6
-    attend_grad_efficiency: float = 0.5
-    tile_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        instance("cluster: name", self.name, str, "a word")
-        where = f"cluster {self.name}"
-        checked = {"ranks_per_node": whole(f"{where}: ranks_per_node", self.ranks_per_node)}
-        checked["first_rank"] = whole(
-            f"{where}: first_rank, a place inside a node,", self.first_rank, 0, checked["ranks_per_node"] - 1
-        )
-        checked["tile_tokens"] = whole(f"{where}: tile_tokens", self.tile_tokens)
-        for name in _RATES:
-            checked[name] = number(f"{where}: {name}", getattr(self, name))
-        for name in _TIMES:
-            checked[name] = number(f"{where}: {name}", getattr(self, name), zero=True)
-        if self.num_nodes is not None:
-            checked["num_nodes"] = whole(f"{where}: num_nodes (None for no limit)", self.num_nodes)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def preset(cls, name: str, nodes: int | None = None) -> Cluster:
-        """Give a cluster by name, of `nodes` nodes (None: as many as needed)."""
-        return replace(PRESETS[one_of("cluster: unknown preset", name, PRESETS)], num_nodes=nodes)
-
-    def starting_at(self, rank: int, ranks_per_node: int | None = None) -> Cluster:
-        """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""
-        per_node = ranks_per_node or self.ranks_per_node
-        return replace(self, ranks_per_node=per_node, first_rank=rank % per_node)
-
-    def node_of(self, num_ranks: int) -> np.ndarray:
-        """Node index of each rank: int64 [num_ranks]."""
-        return (self.first_rank + np.arange(num_ranks)) // self.ranks_per_node
-
-
-PRESETS = {
-    "dgx-a100": Cluster("dgx-a100", 8, 0, 300e9, 25e9, 5e-6, 10e-6, 312e12, None, 2.0e12, 5e-6, 0.1e-6, 0.65, 0.55),
-    "hgx-h100": Cluster("hgx-h100", 8, 0, 450e9, 50e9, 5e-6, 10e-6, 989e12, None, 3.35e12, 5e-6, 0.1e-6, 0.6, 0.5),
-    "cpu-gloo": Cluster(
-        "cpu-gloo", 1 << 20, 0, 2.5e9, 2.5e9, 40e-6, 40e-6, 30e9, None, 10e9, 50e-6, 2e-6, 0.8, 0.6, 64
-    ),
-}
-"""Data-sheet figures (NVLink and network one way per GPU, dense bf16, memory); `cpu-gloo` is one host, loopback.
-
-Overheads, efficiencies and tiles are assumptions: round figures near what is published for FlashAttention on these
-devices, not measured by us.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +116,7 @@ def problem_to_json(problem: Problem) -> dict:
         "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
         "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
         "topology": str(problem.topology),
-        "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
+        "cluster": problem.cluster.to_json(),
         "max_tokens_per_rank": problem.max_tokens_per_rank,
         "arena_multiple": problem.arena_multiple,
         "wire_dtype": problem.wire_dtype,

@@ -1,11 +1,14 @@
 """Simulator: how long a plan takes, what waits for what, and which bytes cross which link.
 
     cost      what each instruction and message costs on a cluster
-    clock     when everything starts and ends, given those costs
+    share     what ranks share of a cluster, and so how fast each thing goes
+    clock     when everything starts and ends, given those
+    events    the loop that does it
     timeline  the result as a value: per plan, per mask and direction
 
-It reads a plan's columns as every interpreter does and knows nothing of planners. Its constants are the cluster
-preset's assumptions: it ranks plans, it doesn't promise seconds.
+It reads a plan's columns as every interpreter does and knows nothing of planners. Its constants are the cluster's: on a
+machine that `hsap bench calibrate` measured it is held against real runs by `make bench-fidelity`; on those of data
+sheets and assumptions it ranks plans and doesn't promise seconds.
 """
 
 from hsap.sim.timeline import Timeline, Trace, simulate

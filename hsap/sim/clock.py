@@ -10,16 +10,22 @@ A rank has two lines that run side by side:
 
 A message starts when both ends have begun its round (rendezvous: nothing is buffered) and its ports are free. A rank
 has a port for sending and one for receiving on each kind of link, inside the node and between nodes; messages of a
-round on one port go one after another. Its ports are taken while bytes flow; it arrives a latency later. These are the
-rules of `hsap.verify`, so that a verified plan always ends.
+round on one port go one after another, nearest ranks upwards first (dst - src mod ranks), then as the sender lists
+them. Its ports are taken while bytes flow; it arrives a latency later. These are the rules of `hsap.verify`, so that a
+verified plan always ends.
 
-The order on a port is fixed: nearest ranks upwards first (dst - src mod ranks), then as the sender lists them. A fixed
-order makes every time a maximum of sums of costs: exact, independent of the order of evaluation, and never later where
-a cost is lower. What it gives up: a message that could go may queue behind one whose other end isn't there yet.
+What is shared slows down those who share it, at every moment (see `hsap.sim.share`): network cards, links that don't
+do both directions at once, a device that also communicates, cores of a host.
+
+Where a cluster shares nothing, every time is a maximum of sums of costs: exact, and never later where a cost is lower.
+Where it shares, times are still exact for these rules, but a cheaper instruction may let two things meet that missed
+each other before, so that single times, and by little the whole, may rise. What the fixed order of a port gives up: a
+message that could go may queue behind one whose other end isn't there yet.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,71 +33,100 @@ import numpy as np
 from hsap.ir.effects import Flows
 from hsap.ir.program import Op, Programs
 from hsap.ir.sort import order_of
-from hsap.loops import inner, loop
+from hsap.sim import events
 from hsap.sim.cost import Messages
+from hsap.sim.share import Shares
 
-_TIMED, _LAUNCH, _WAIT, _EXCHANGE = range(4)
-_KIND = np.full(len(Op), _TIMED, np.int8)
-_KIND[[Op.LAUNCH, Op.WAIT, Op.ALL_TO_ALL]] = _LAUNCH, _WAIT, _EXCHANGE
+_KIND = np.full(len(Op), events.TIMED, np.int8)
+_KIND[[Op.LAUNCH, Op.WAIT, Op.ALL_TO_ALL]] = events.LAUNCH, events.WAIT, events.EXCHANGE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
     """Seconds from the start of the stream, float64 [n] each, a value per instruction.
 
-    start, end: on the compute stream; for Wait and AllToAll the end includes the standing still. comm_start, comm_end:
-    on the communicator: of the message for Send and Recv, of the round for Launch and AllToAll, NaN for the others.
+    start, worked, end: on the compute stream; an instruction's own work is over when it has worked, and what Wait and
+    AllToAll do then is stand still. comm_start, comm_end: on the communicator: of the message for Send and Recv, of the
+    round for Launch and AllToAll, NaN for the others.
     """
 
     start: np.ndarray
+    worked: np.ndarray
     end: np.ndarray
     comm_start: np.ndarray
     comm_end: np.ndarray
 
 
-def tick(programs: Programs, seconds: np.ndarray, carried: Flows, messages: Messages) -> Times:
+def tick(
+    programs: Programs, seconds: np.ndarray, carried: Flows, messages: Messages, shares: Shares | None = None
+) -> Times:
     """Run all ranks' streams against the clock.
 
-    seconds: float64 [n] of `compute_seconds`. carried, messages: `flows` of the programs and their prices.
-    Takes time in proportion to instructions and messages. ValueError where the streams don't end, with a rank and an
-    instruction that waits forever; they end for every verified plan.
+    seconds: float64 [n] of `compute_seconds`. carried, messages: `flows` of the programs and their prices. shares: what
+    ranks share (None: nothing). ValueError where the streams don't end, with a rank and an instruction that waits
+    forever; they end for every verified plan.
     """
     n = len(programs)
+    shares = Shares.nothing(programs.num_ranks) if shares is None else shares
     kind = _KIND[programs.op]
-    launches = np.flatnonzero((kind == _LAUNCH) | (kind == _EXCHANGE))
+    launches = np.flatnonzero((kind == events.LAUNCH) | (kind == events.EXCHANGE))
     rounds = _Rounds(programs, launches)
     wires = _wires(programs, rounds, carried, messages)
     round_of = np.full(n, -1)
     round_of[launches] = np.arange(len(launches))
-    waits = np.flatnonzero(kind == _WAIT)
+    waits = np.flatnonzero(kind == events.WAIT)
     round_of[waits] = rounds.find(programs.rank[waits], programs.round[waits])
+    state = _state(programs, seconds, kind, round_of, launches, wires, shares)
+    events.run(state)
+    code, ranks = state.code, state.ranks
+    if stuck := np.flatnonzero(ranks["at"] < ranks["stop"]).tolist():
+        _refuse(programs, stuck[0], int(ranks["at"][stuck[0]]))
+    comm_start, comm_end = np.full(n, np.nan), np.full(n, np.nan)
+    comm_start[launches], comm_end[launches] = state.rounds["began"], state.rounds["over"]
+    for halves in (wires.send, wires.receive):
+        mine = halves >= 0
+        comm_start[halves[mine]], comm_end[halves[mine]] = state.wires["sent"][mine], state.wires["arrived"][mine]
+    return Times(code["start"].copy(), code["worked"].copy(), code["end"].copy(), comm_start, comm_end)
+
+
+def _state(
+    programs: Programs, seconds: np.ndarray, kind: np.ndarray, round_of: np.ndarray, launches: np.ndarray,
+    wires: _Wires, shares: Shares,
+) -> events.State:  # fmt: skip
+    """Lay out what the loop runs on."""
+    num_ranks, num_wires = programs.num_ranks, len(wires.src)
     first_round = np.searchsorted(launches, programs.offsets)
-    code = _columns(n, kind=kind, round=round_of, seconds=seconds, start=0.0, end=0.0)
+    first_touched, stop_touched = shares.touched()
+    code = _columns(len(programs), kind=kind, round=round_of, seconds=seconds, start=0.0, worked=0.0, end=0.0)
     ranks = _columns(
-        programs.num_ranks, at=programs.offsets[:-1], stop=programs.offsets[1:], now=0.0, current=first_round[:-1],
-        first_round=first_round[:-1], stop_round=first_round[1:],
+        num_ranks, at=programs.offsets[:-1], stop=programs.offsets[1:], current=first_round[:-1],
+        stop_round=first_round[1:], node=shares.node, card=shares.card, first_touched=first_touched,
+        stop_touched=stop_touched, left=0.0, since=0.0, speed=0.0, begun=False, has_worked=False, working=False,
+        counted=False, busy=False, sending=np.full((num_ranks, 2), -1), receiving=np.full((num_ranks, 2), -1),
     )  # fmt: skip
     in_rounds = _columns(
         len(launches), rank=programs.rank[launches], left=wires.left, launched=-1.0, began=-1.0, over=0.0,
         touching=wires.touching_from[:-1], touching_stop=wires.touching_from[1:],
     )  # fmt: skip
     # A message needs both ends to begin, and each message before it on a port to be sent.
-    needs = np.full(len(wires.src), 2)
+    needs = np.full(num_wires, 2)
     for after in (wires.out_next, wires.in_next):
         needs[after[after >= 0]] += 1
     carried_by = _columns(
-        len(needs), src=wires.src, dst=wires.dst, transfer_s=wires.transfer_s, latency_s=wires.latency_s, sent=0.0,
-        arrived=0.0, needs=needs, out_next=wires.out_next, in_next=wires.in_next,
+        num_wires, src=wires.src, dst=wires.dst, crosses=wires.crosses, transfer_s=wires.transfer_s,
+        latency_s=wires.latency_s, sent=0.0, arrived=0.0, left=0.0, since=0.0, speed=0.0, flowing=False, needs=needs,
+        out_next=wires.out_next, in_next=wires.in_next,
     )  # fmt: skip
-    _run(code, ranks, in_rounds, carried_by, wires.touching, np.zeros(len(needs) + 1, np.int64))
-    if stuck := np.flatnonzero(ranks["at"] < ranks["stop"]).tolist():
-        _refuse(programs, stuck[0], int(ranks["at"][stuck[0]]))
-    comm_start, comm_end = np.full(n, np.nan), np.full(n, np.nan)
-    comm_start[launches], comm_end[launches] = in_rounds["began"], in_rounds["over"]
-    for halves in (wires.send, wires.receive):
-        mine = halves >= 0
-        comm_start[halves[mine]], comm_end[halves[mine]] = carried_by["sent"][mine], carried_by["arrived"][mine]
-    return Times(code["start"].copy(), code["end"].copy(), comm_start, comm_end)
+    alone = np.array_equal(shares.card, shares.card[:1] + np.arange(num_ranks)) or not wires.crosses.any()
+    return events.State(
+        code, ranks, in_rounds, carried_by, wires.touching,
+        np.zeros((int(shares.card.max(initial=-1)) + 1, 2), np.int64),
+        np.zeros((int(shares.node.max(initial=-1)) + 1, 2), np.int64),
+        np.zeros(num_ranks + num_wires, np.int64), np.full(num_ranks + num_wires, -1),
+        np.zeros(num_ranks + num_wires), np.zeros(1, np.int64),
+        not alone or shares.duplex < 2 or math.isfinite(shares.cores),
+        shares.duplex, shares.comm_share, shares.cores, shares.comm_cores,
+    )  # fmt: skip
 
 
 def _refuse(programs: Programs, rank: int, index: int) -> None:
@@ -124,14 +159,16 @@ class _Rounds:
 class _Wires:
     """Messages with their rounds at both ends, ordered as ports serve them: int64 [m] unless said.
 
-    src, dst: rounds (of all ranks) at either end. out_next, in_next: the message that has the sender's, the receiver's
-    port after this one; -1 for none. send, receive: instruction indices of the halves, -1 for AllToAlls. touching: the
-    messages of round g at [touching_from[g], touching_from[g + 1]). left: messages a round needs, [num_rounds]; halves
-    without another half count, so that such rounds never end.
+    src, dst: rounds (of all ranks) at either end. crosses: 1 where a message leaves its node, else 0. out_next,
+    in_next: the message that has the sender's, the receiver's port after this one; -1 for none. send, receive:
+    instruction indices of the halves, -1 for AllToAlls. touching: the messages of round g at [touching_from[g],
+    touching_from[g + 1]). left: messages a round needs, [num_rounds]; halves without another half count, so that such
+    rounds never end.
     """
 
     src: np.ndarray
     dst: np.ndarray
+    crosses: np.ndarray
     transfer_s: np.ndarray
     latency_s: np.ndarray
     out_next: np.ndarray
@@ -169,6 +206,7 @@ def _wires(programs: Programs, rounds: _Rounds, carried: Flows, messages: Messag
     return _Wires(
         src,
         dst,
+        crosses,
         messages.transfer_s[order],
         messages.latency_s[order],
         _next_on(2 * src + crosses),
@@ -209,93 +247,7 @@ def _next_on(port: np.ndarray) -> np.ndarray:
 def _columns(n: int, **columns) -> np.ndarray:
     """Lay columns side by side, a record per row: loops then pass few arrays, and what belongs together is near."""
     arrays = {name: np.asarray(column) for name, column in columns.items()}
-    out = np.empty(n, [(name, column.dtype) for name, column in arrays.items()])
+    out = np.empty(n, [(name, column.dtype, column.shape[1:]) for name, column in arrays.items()])
     for name, column in arrays.items():
         out[name] = column
     return out
-
-
-@loop
-def _run(code, ranks, rounds, wires, touching, ready):
-    """Run ranks and messages in any order that their needs allow; times don't depend on which.
-
-    code, ranks, rounds, wires: records, see `tick`. touching: see `_Wires`. ready: messages whose needs are met, behind
-    their number.
-    """
-    for rank in range(len(ranks)):
-        _advance(code, ranks, rounds, wires, touching, ready, rank)
-        while ready[0]:
-            i = ready[ready[0]]
-            ready[0] -= 1
-            free = wires[i].sent + wires[i].transfer_s
-            arrived = free + wires[i].latency_s
-            wires[i].arrived = arrived
-            if wires[i].out_next >= 0:
-                _allow(wires, ready, wires[i].out_next, free)
-            if wires[i].in_next >= 0:
-                _allow(wires, ready, wires[i].in_next, free)
-            for g in (wires[i].src, wires[i].dst):
-                rounds[g].over = max(rounds[g].over, arrived)
-                rounds[g].left -= 1
-                if rounds[g].left == 0:
-                    _finish(code, ranks, rounds, wires, touching, ready, rounds[g].rank)
-
-
-@inner
-def _finish(code, ranks, rounds, wires, touching, ready, rank):
-    """Go on from a rank's round that is over: with the next one, and with the stream if it waits for that."""
-    before, here = ranks[rank].current, ranks[rank].at
-    _communicate(ranks, rounds, wires, touching, ready, rank)
-    if here < ranks[rank].stop and before <= code[here].round < ranks[rank].current:
-        _advance(code, ranks, rounds, wires, touching, ready, rank)
-
-
-@inner
-def _allow(wires, ready, i, when):
-    """Let a message start at `when` as far as one of its needs goes; queue it if that was the last."""
-    wires[i].sent = max(wires[i].sent, when)
-    wires[i].needs -= 1
-    if wires[i].needs == 0:
-        ready[0] += 1
-        ready[ready[0]] = i
-
-
-@inner
-def _communicate(ranks, rounds, wires, touching, ready, rank):
-    """Begin a rank's rounds as far as they are launched and the ones before them over."""
-    g = ranks[rank].current
-    while g < ranks[rank].stop_round and rounds[g].launched >= 0:
-        if rounds[g].began < 0:
-            began = rounds[g].launched
-            if g > ranks[rank].first_round:
-                began = max(began, rounds[g - 1].over)
-            rounds[g].began = began
-            rounds[g].over = began
-            for place in range(rounds[g].touching, rounds[g].touching_stop):
-                _allow(wires, ready, touching[place], began)
-        if rounds[g].left > 0:
-            break
-        g += 1
-    ranks[rank].current = g
-
-
-@inner
-def _advance(code, ranks, rounds, wires, touching, ready, rank):
-    """Run a rank's compute stream until its end or until it has to wait."""
-    i, t = ranks[rank].at, ranks[rank].now
-    while i < ranks[rank].stop:
-        kind, g = code[i].kind, code[i].round
-        fresh = kind == _LAUNCH or (kind == _EXCHANGE and rounds[g].launched < 0)
-        if kind != _EXCHANGE or fresh:
-            code[i].start = t
-            t += code[i].seconds
-        if fresh:
-            rounds[g].launched = t
-            _communicate(ranks, rounds, wires, touching, ready, rank)
-        if kind in (_WAIT, _EXCHANGE):
-            if g < 0 or ranks[rank].current <= g:
-                break
-            t = max(t, rounds[g].over)
-        code[i].end = t
-        i += 1
-    ranks[rank].at, ranks[rank].now = i, t

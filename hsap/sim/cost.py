@@ -1,14 +1,16 @@
 """Cost: seconds of every instruction on its rank's compute stream, and of every message on its link.
 
-A kernel costs a fixed overhead, a little per slice, and its work over a rate. For attention the work is
+A kernel costs a fixed overhead, a little per piece, and its work over a rate. For attention the work is
 4 · pairs · query heads · dim operations (backward 2.5 times that: five products instead of two), over the pairs of all
 *tiles* that a slice touches: flash kernels compute whole tiles, so that small and ragged slices reach less of the
-device. Slices of one kernel that make up one slice count as that one. What a kernel adds to its accumulators, and Copy,
-Merge, Sum and AllToAll's reordering, are bytes over memory bandwidth. A message costs its link's latency and bytes over
-the link's rate.
+device. The rate falls for pieces of few rows as `Cluster.rows_efficiency` says, and where a kernel has fewer tiles of
+rows than the device has processors. Slices of one kernel that make up one slice count as that one; kernels that know
+only rectangles and squares cut what is left into these. What a kernel adds to its accumulators, and Copy, Merge, Sum
+and AllToAll's reordering, are bytes over memory bandwidth. A message costs its link's latency and bytes over the link's
+rate, and its ends a little of their compute streams when it is launched.
 
-Not modelled: how many kernels a runtime makes of one instruction, devices left partly idle by few tiles, memory that
-communication takes from compute, and contention inside switches.
+Not modelled: how many calls a varlen kernel makes of slices with different windows, the last and partly empty wave of
+tiles, and caches.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.ir.effects import FLOPS_PER_PAIR, Flows
+from hsap.ir.cluster import Cluster
+from hsap.ir.effects import FLOPS_PER_PAIR, Flows, flows
 from hsap.ir.plan import Plan
-from hsap.ir.precision import row_bytes
-from hsap.ir.problem import Cluster
+from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.program import OPERANDS, Access, Op, Programs, Role, Space
-from hsap.ir.slice import K0, K1, Q0, Q1, area, joined
+from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, area, joined, kinds, squares, strips
 from hsap.ir.span import ranges as span_ranges
 from hsap.ir.span import row_starts
 
@@ -36,8 +38,8 @@ _MOVES = {Access.READ: 1, Access.WRITE: 1, Access.ADD: 2}
 def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster: Cluster) -> np.ndarray:
     """Seconds that each instruction keeps its rank's compute stream: float64 [n].
 
-    slices: the mask's slice table. Sends, receives, launches and waits take none of their own; AllToAll's are those of
-    its reordering, what it waits for is the clock's to say.
+    slices: the mask's slice table. Sends, receives and waits take none of their own, launches what their messages cost;
+    AllToAll's are those of its reordering, what it waits for is the clock's to say.
     """
     seconds = np.zeros(len(programs))
     for op, efficiency in (
@@ -49,49 +51,129 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
             rate = cluster.flops_per_s * efficiency
             seconds[index] = _attention_seconds(plan, programs, index, slices, op, rate, cluster)
     num_bytes = _touched_bytes(plan, programs)
+    rate = np.full(len(programs), cluster.memory_bytes_per_s)
+    for op, own in ((Op.MERGE, cluster.merge_bytes_per_s), (Op.ALL_TO_ALL, cluster.exchange_bytes_per_s)):
+        if own is not None:
+            rate[programs.op == op] = own
     moving = num_bytes > 0
-    seconds[moving] = cluster.kernel_overhead_s + num_bytes[moving] / cluster.memory_bytes_per_s
+    seconds[moving] = cluster.kernel_overhead_s + num_bytes[moving] / rate[moving]
+    if cluster.message_overhead_s:
+        seconds += cluster.message_overhead_s * _launched(plan, programs)
     return seconds
+
+
+def opening_seconds(plan: Plan, programs: Programs, cluster: Cluster) -> np.ndarray:
+    """Seconds that each rank spends before its stream: float64 [num_ranks].
+
+    Forward lays keys and values side by side. Backward sums do · o over each row and head: both are read, widened to
+    the accumulator's width, and multiplied there, which is a gradient's kind of work.
+    """
+    buffers, starts = programs.buffers, row_starts(plan.spans)
+    inputs = buffers.space == Space.INPUT
+    index = np.flatnonzero(inputs & (buffers.role == Role.DO))
+    is_backward = len(index) > 0
+    if not is_backward:
+        index = np.flatnonzero(inputs & (buffers.role == Role.KV))
+    kind = (plan.precision, buffers.role[index], Space.INPUT)
+    own, wide = (
+        row_bytes(*kind, acc, buffers.heads[index], plan.problem.heads.head_dim)[0].astype(float)
+        for acc in (False, True)
+    )
+    moved, rate = (2 * own + 6 * wide, fold_rate(cluster, Op.ATTEND_GRAD)) if is_backward else (
+        2 * own, cluster.memory_bytes_per_s
+    )  # fmt: skip
+    rows = starts[buffers.rows[index, 1]] - starts[buffers.rows[index, 0]]
+    return np.bincount(buffers.rank[index], rows * moved / rate, programs.num_ranks)
+
+
+def fold_rate(cluster: Cluster, op: Op) -> float:
+    """Bytes per second at which a kernel's result goes into its accumulators."""
+    own = cluster.attend_bytes_per_s if op == Op.ATTEND else cluster.attend_grad_bytes_per_s
+    return own or cluster.memory_bytes_per_s
 
 
 def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, rate: float, cluster: Cluster):
-    dim = plan.problem.heads.head_dim
     # The ranks of an intra group share a range of the index.
     ranges, which = np.unique(programs.slices[index], axis=0, return_inverse=True)
     owner, entry = span_ranges(*ranges.T.astype(np.int64))
-    pieces, owner = joined(slices[programs.index[entry]], owner)
-    count, pairs, q_rows, k_rows = (
-        np.bincount(owner, column, len(ranges))[which]
-        for column in (
-            None,
-            tiled_pairs(pieces, cluster.tile_tokens),
-            pieces[:, Q1] - pieces[:, Q0],
-            pieces[:, K1] - pieces[:, K0],
-        )
+    pieces, owner = kernel_pieces(*joined(slices[programs.index[entry]], owner), cluster.narrow_tokens)
+    q_rows, k_rows = pieces[:, Q1] - pieces[:, Q0], pieces[:, K1] - pieces[:, K0]
+    work = tiled_pairs(pieces, cluster.tile_tokens, cluster.diagonal_tokens) / part_of_rate(q_rows, cluster)
+    tiles = -(-q_rows // cluster.tile_tokens)
+    count, work, q_rows, k_rows, tiles = (
+        np.bincount(owner, column, len(ranges))[which] for column in (None, work, q_rows, k_rows, tiles)
     )
-    heads = programs.heads[index]
-    seconds = np.where(count > 0, cluster.kernel_overhead_s, 0.0) + count * cluster.slice_overhead_s
-    seconds += FLOPS_PER_PAIR[op] * dim * heads[:, 1].astype(np.int64) * pairs / rate
+    heads, dim = programs.heads[index], plan.problem.heads.head_dim
+    num_heads = heads[:, 1].astype(np.int64)
+    a_piece = cluster.grad_slice_overhead_s if op == Op.ATTEND_GRAD else None
+    seconds = count * (cluster.slice_overhead_s if a_piece is None else a_piece)
+    seconds += np.where(count > 0, cluster.kernel_overhead_s, 0.0)
+    if cluster.num_units is not None:
+        work *= np.maximum(cluster.num_units / np.maximum(tiles * num_heads, 1), 1.0)
+    seconds += FLOPS_PER_PAIR[op] * dim * num_heads * work / rate
     for role in ADDED[op]:
-        # The part is written and read in the inputs' width, the accumulator read and written in its own.
-        row = sum(sum(row_bytes(plan.precision, role, Space.OUTPUT, acc, heads, dim)) for acc in (False, True))
         rows = k_rows if role == Role.DKV else q_rows
-        seconds += 2 * rows * row / cluster.memory_bytes_per_s
+        seconds += rows * added_bytes(plan.precision, role, heads, dim) / fold_rate(cluster, op)
     return seconds
 
 
-def tiled_pairs(slices: np.ndarray, tile: int) -> np.ndarray:
+def added_bytes(precision: Precision, role: int, heads: np.ndarray, head_dim: int) -> np.ndarray:
+    """Bytes that a row of a kernel's result moves on its way into an accumulator: int64 [n]. heads: [n, 4].
+
+    The result is written and read in the inputs' width, the accumulator read and written in its own.
+    """
+    return 2 * sum(sum(row_bytes(precision, role, Space.OUTPUT, acc, heads, head_dim)) for acc in (False, True))
+
+
+def kernel_pieces(slices: np.ndarray, owner: np.ndarray, narrow: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Cut canonical slices into what kernels know: (canonical [m, 6], owners [m]); see `Cluster.narrow_tokens`.
+
+    owner: int64 [n], whose a slice is, ascending. Strips of a narrow band come as the rectangles that are computed.
+    """
+    if narrow is None:
+        return slices, owner
+    pieces, source = squares(slices, narrow)
+    owner = owner[source]
+    banded = kinds(pieces) == Kind.BAND
+    bands, source = strips(pieces[banded], np.full(np.count_nonzero(banded), max(narrow // 2, 1)))
+    bands[:, LO], bands[:, HI] = bands[:, K0] - bands[:, Q1] + 1, bands[:, K1] - 1 - bands[:, Q0]
+    return np.concatenate([pieces[~banded], bands]), np.concatenate([owner[~banded], owner[banded][source]])
+
+
+def part_of_rate(rows: np.ndarray, cluster: Cluster) -> np.ndarray:
+    """Part of the kernel's rate that pieces of so many query rows reach: float64 [n], between `rows_efficiency`."""
+    if not cluster.rows_efficiency:
+        return np.ones(len(rows))
+    known, part = np.array(cluster.rows_efficiency).T
+    return np.interp(np.log2(np.maximum(rows, 1)), np.log2(known), part)
+
+
+def tiled_pairs(slices: np.ndarray, tile: int, diagonal: int | None = None) -> np.ndarray:
     """Pairs that a kernel computes for each canonical slice, in tiles of tile × tile: float64 [n], at least the area.
 
-    An estimate in closed form: the area, widened as the rectangle's sides are to whole tiles, and half a tile for each
-    row where the diagonal cuts; never more than the rectangle's tiles.
+    An estimate in closed form: the area, widened as the rectangle's sides are to whole tiles, and half a tile (of
+    `diagonal` tokens where that is given) for each row where the diagonal cuts; never more than the rectangle's tiles.
     """
     q0, q1, k0, k1, lo, hi = slices.T
     height, width = q1 - q0, k1 - k0
     tiles = (-(-height // tile) * tile) * (-(-width // tile) * tile).astype(np.float64)
     # Rows on which hi, and on which lo, hides a part of the rectangle.
     cut = np.clip(k1 - 1 - hi - q0, 0, height) + np.clip(q1 - (k0 - lo) - 1, 0, height)
-    return np.minimum(area(slices) * (tiles / (height * width)) + cut * (tile / 2), tiles)
+    return np.minimum(area(slices) * (tiles / (height * width)) + cut * ((diagonal or tile) / 2), tiles)
+
+
+def _launched(plan: Plan, programs: Programs) -> np.ndarray:
+    """Count the messages, of both directions, that each Launch and AllToAll starts: float64 [n]."""
+    halves = np.flatnonzero((programs.op == Op.SEND) | (programs.op == Op.RECV))
+    launches = np.flatnonzero(programs.op == Op.LAUNCH)
+    keys = np.sort(programs.rank[halves] << 31 | programs.round[halves])
+    wanted = programs.rank[launches] << 31 | programs.round[launches]
+    count = np.zeros(len(programs))
+    count[launches] = np.searchsorted(keys, wanted, "right") - np.searchsorted(keys, wanted, "left")
+    carried = flows(plan, programs)
+    exchanged = carried.at[(programs.op[carried.at] == Op.ALL_TO_ALL) & (carried.num_bytes > 0)]
+    # What a rank sends in an exchange it also receives, in number.
+    return count + 2.0 * np.bincount(exchanged, minlength=len(programs))
 
 
 def _touched_bytes(plan: Plan, programs: Programs) -> np.ndarray:

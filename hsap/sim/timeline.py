@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsap.ir.check import one_of, whole
+from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Cluster
 from hsap.ir.program import Op, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.sim.clock import Times, tick
-from hsap.sim.cost import Messages, compute_seconds
+from hsap.sim.cost import Messages, compute_seconds, opening_seconds
+from hsap.sim.share import Shares
 
 ATTENDING, MOVING, WAITING, IDLE = "█▒·—"
 """Cells of the chart: attention, other work on the compute stream, waiting for messages, done before others are."""
@@ -23,9 +24,10 @@ ATTENDING, MOVING, WAITING, IDLE = "█▒·—"
 class Trace:
     """One mask and direction of a plan on the time axis.
 
-    seconds: float64 [n], what each instruction costs its compute stream. times: when, see `Times`. busy_s, exposed_s,
-    idle_s: float64 [num_ranks] that add up to makespan_s: a rank computes, waits for messages, is done before the last
-    rank. peak_bytes: int64 [num_ranks], the arena that is used.
+    seconds: float64 [n], what each instruction costs its compute stream at full speed, a rank's first one
+    with what comes before its stream. times: when, see `Times`.
+    busy_s, exposed_s, idle_s: float64 [num_ranks] that add up to makespan_s: a rank computes, waits for messages, is
+    done before the last rank. peak_bytes: int64 [num_ranks], the arena that is used.
     """
 
     programs: Programs
@@ -132,14 +134,15 @@ def simulate(plan: Plan, cluster: Cluster) -> Timeline:
 
 def _trace(plan: Plan, programs: Programs, slices: np.ndarray, cluster: Cluster, node_of: np.ndarray) -> Trace:
     seconds = compute_seconds(plan, programs, slices, cluster)
+    opens = np.diff(programs.offsets) > 0
+    seconds[programs.offsets[:-1][opens]] += opening_seconds(plan, programs, cluster)[opens]
     carried = flows(plan, programs)
     messages = Messages.of(carried, node_of, cluster)
-    times = tick(programs, seconds, carried, messages)
+    times = tick(programs, seconds, carried, messages, Shares.of(cluster, programs.num_ranks))
     makespan_s = float(max(times.end.max(initial=0.0), np.nanmax(times.comm_end, initial=0.0)))
     rank, num_ranks = programs.rank, programs.num_ranks
-    busy_s = np.bincount(rank, seconds, num_ranks)
-    standing = (programs.op == Op.WAIT) | (programs.op == Op.ALL_TO_ALL)
-    exposed_s = np.bincount(rank, np.where(standing, times.end - times.start - seconds, 0.0), num_ranks)
+    busy_s = np.bincount(rank, times.worked - times.start, num_ranks)
+    exposed_s = np.bincount(rank, times.end - times.worked, num_ranks)
     inter_bytes = int(carried.num_bytes[messages.crosses].sum())
     return Trace(
         programs,
@@ -161,7 +164,7 @@ def _row(trace: Trace, rank: int, width: int) -> str:
         return IDLE * width
     lo, hi = trace.programs.offsets[rank : rank + 2]
     op, start = trace.programs.op[lo:hi], trace.times.start[lo:hi]
-    worked = start + trace.seconds[lo:hi]
+    worked = trace.times.worked[lo:hi]
     attends = (op == Op.ATTEND) | (op == Op.ATTEND_GRAD)
     spent = np.zeros((4, width))
     for kind, begins, ends in ((0, start[attends], worked[attends]), (1, start[~attends], worked[~attends]),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from hsap.ir.problem import Topology
+from hsap import clusters
+from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_number, number, read, rule, text
 
 
@@ -36,14 +37,6 @@ class PlannerConfig:
 
     name: str
     options: Mapping[str, bool | int | float | str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """The machines as the planner sees them."""
-
-    preset: str | None = text("the name of a cluster preset", optional=True)
-    ranks_per_node: int | None = integer(1, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +82,14 @@ class LoopConfig:
 class TrainConfig:
     """Everything that a run needs, complete and checked against the number of ranks.
 
-    topology: "4x2" is inter_sp=4, intra_sp=2. model: the composed model group as it is, for the model's own check.
-    dp: SP groups that share a step's packs; accumulation: micro-steps of a step. out: the run's directory.
+    topology: "4x2" is inter_sp=4, intra_sp=2. model: the composed model group as it is, for the model's own check. dp:
+    SP groups that share a step's packs; accumulation: micro-steps of a step. cluster: the machines as the planner sees
+    them. out: the run's directory.
     """
 
     data: DataConfig
     planner: PlannerConfig
-    cluster: ClusterConfig
+    cluster: Cluster
     engine: EngineConfig
     optim: OptimConfig
     train: LoopConfig
@@ -135,7 +129,6 @@ class _PlainKeys:
 
 _GROUPS = {
     "data": DataConfig,
-    "cluster": ClusterConfig,
     "engine": EngineConfig,
     "optim": OptimConfig,
     "train": LoopConfig,
@@ -147,8 +140,9 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
-    top = {"model", "planner", *_GROUPS} | {f.name for f in fields(_PlainKeys)}
-    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, "model", "planner")}
+    others = ("model", "planner", "cluster")
+    top = {*others, *_GROUPS} | {f.name for f in fields(_PlainKeys)}
+    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *others)}
     plain = read(_PlainKeys, "", plain_values, top)
     groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
@@ -164,6 +158,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     return TrainConfig(
         **groups,
         planner=_planner(_section(values, "planner")),
+        cluster=_cluster(_section(values, "cluster"), device),
         model=_section(values, "model"),
         topology=topology,
         kernel=plain.kernel,
@@ -194,6 +189,15 @@ def _planner(section: Mapping[str, object]) -> PlannerConfig:
         if not (value is None or isinstance(value, (bool, int, float, str))):
             raise ValueError(f"planner.{key}={value}: a planner's option is a number, a word, true, false or null.")
     return PlannerConfig(name, options)
+
+
+def _cluster(section: Mapping[str, object], device: str) -> Cluster:
+    """Read the cluster's fields; those beside `name: auto` change the cluster that fits the device."""
+    values = dict(section)
+    if values.get("name") == clusters.CHOSEN_LATER:
+        changed = {key: value for key, value in values.items() if key != "name" and value is not None}
+        values = clusters.read("dgx-a100" if device == "cuda" else "cpu-gloo").to_json() | changed
+    return clusters.from_mapping(values, "cluster")
 
 
 def _accumulation(train: LoopConfig, dp: int) -> int:

@@ -13,7 +13,7 @@ from hsap.data.tokenise import Tokenizer, load_tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
-from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.problem import Problem, Topology
 from hsap.models import ModelConfig
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
@@ -87,13 +87,12 @@ def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> Pla
     """Everything of a micro-batch's problem but its layout."""
     heads = HeadShape(model.num_q_heads, model.num_kv_heads, model.head_dim, config.engine.dtype)
     topology = Topology(config.inter_sp, config.intra_sp)
-    preset = config.cluster.preset or ("cpu-gloo" if config.engine.device == "cpu" else "dgx-a100")
     problem = Problem(
         Layout.from_lengths([]),
         heads,
         topology,
         distinct_masks(model.layer_masks)[0],
-        Cluster.preset(preset).starting_at(dp_rank * topology.num_ranks, config.cluster.ranks_per_node),
+        config.cluster.starting_at(dp_rank * topology.num_ranks),
         None,
         config.arena_multiple,
         config.wire_dtype,

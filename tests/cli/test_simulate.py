@@ -21,9 +21,9 @@ def plan(tmp_path):
 def test_figures(plan, name, capsys) -> None:
     path = plan(name)
     figures = json.loads(capsys.readouterr().out)
-    assert main(["simulate", path, "--cluster", "hgx-h100", "--json"]) == 0
+    assert main(["simulate", path, "--cluster", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["planner"], found["topology"], found["cluster"]) == ("sap", "4x1", "hgx-h100")
+    assert (found["planner"], found["topology"], found["cluster"]) == ("sap", "4x1", "dgx-h100")
     assert found["forward"]["bytes_intranode"] == figures["forward"]["bytes_total"] > 0
     assert found["predicted_s"] == found["forward"]["predicted_s"] + found["backward"]["predicted_s"] > 0
 
@@ -54,7 +54,7 @@ def test_what_is_no_plan_or_cluster_is_refused(plan, tmp_path, capsys) -> None:
     listing = tmp_path / "listing.txt"
     listing.write_text("rank 0\ncreate $send-op $kv %1\nrank 1\ncreate $recv-op $kv %0\n")
     for arguments, told in (
-        ([plan("a.plan"), "--cluster", "abacus"], "unknown preset 'abacus'; known ones are dgx-a100"),
+        ([plan("a.plan"), "--cluster", "abacus"], "unknown preset 'abacus'; known ones are cpu-gloo, dgx-a100"),
         ([str(listing)], "a listing has no sizes"),
         ([str(tmp_path / "none")], "No such file"),
     ):

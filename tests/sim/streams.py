@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
+from decimal import Decimal, getcontext
 
 import numpy as np
 
 from hsap.ir.effects import Flows
 from hsap.ir.program import NONE, Buffers, Op, Programs
 from hsap.sim.cost import Messages
+from hsap.sim.share import Shares
 
+COUNT = itertools.count()
 EMPTY = Buffers(np.zeros(1, int), *(np.zeros(0, int) for _ in range(3)), np.zeros((0, 2)), np.zeros((0, 4)),
                 np.zeros(0), np.zeros(0))  # fmt: skip
 
@@ -49,15 +52,28 @@ def streams(*ranks: list[tuple]) -> tuple[Programs, np.ndarray, Flows, Messages]
     return programs, np.array(seconds, float), Flows(*columns), prices
 
 
-class SlowClock:
-    """The semantics of `hsap.sim.clock`'s first words as events in a heap, one Python object per message."""
+getcontext().prec = 40
 
-    def __init__(self, programs: Programs, seconds: np.ndarray, carried: Flows, prices: Messages) -> None:
-        self.programs, self.seconds = programs, seconds.tolist()
+
+class SlowClock:
+    """The semantics of `hsap.sim.clock`'s and `hsap.sim.share`'s first words, from one event to the next.
+
+    Nothing is kept: between any two events all speeds are worked out anew. In 40 digits, so that what differs is the
+    other clock's rounding.
+    """
+
+    def __init__(
+        self, programs: Programs, seconds, carried: Flows, prices: Messages, shares: Shares | None = None
+    ) -> None:
+        self.programs, self.seconds = programs, [Decimal(s) for s in seconds.tolist()]
+        self.shares = shares or Shares.nothing(programs.num_ranks)
         n = len(programs)
-        self.start, self.end, self.comm_start, self.comm_end = (np.full(n, np.nan) for _ in range(4))
-        self.heap, self.count, self.now = [], itertools.count(), 0.0
+        self.start, self.worked, self.end, self.comm_start, self.comm_end = (np.full(n, np.nan) for _ in range(5))
+        self.now = Decimal(0)
         self.ranks = range(programs.num_ranks)
+        self.working = {}  # rank: work that is left
+        self.flowing = []  # messages whose bytes flow
+        self.arriving = []  # (when, number, message)
         self.launched = [[] for _ in self.ranks]  # rounds in the order of launching: (round, instruction)
         self.begun, self.over = {}, set()  # (rank, round)
         self.open = defaultdict(int)  # messages that a rank's round still needs
@@ -81,31 +97,69 @@ class SlowClock:
             ends = [(src, round_), (dst, round_)]
             halves = [at, receives[src, dst, round_].pop(0)] if is_send else []
             ports = [(src, round_, "out", crosses), (dst, round_, "in", crosses)]
-            out.append({"at": at, "src": src, "dst": dst, "transfer": transfer, "latency": latency, "ends": ends,
-                        "halves": halves, "ports": ports, "started": False})  # fmt: skip
+            out.append({"at": at, "src": src, "dst": dst, "left": Decimal(transfer), "latency": Decimal(latency),
+                        "ends": ends, "halves": halves, "ports": ports, "crosses": crosses,
+                        "started": False})  # fmt: skip
             for end in ends:
                 self.open[end] += 1
         return out
 
-    def after(self, seconds: float, action, *arguments) -> None:
-        heapq.heappush(self.heap, (self.now + seconds, next(self.count), action, arguments))
+    def host_speed(self, node: int) -> Decimal:
+        wanted = sum((Decimal(1) for rank in self.working if self.shares.node[rank] == node), Decimal(0))
+        ends = [rank for message in self.flowing for rank in (message["src"], message["dst"])]
+        wanted += Decimal(self.shares.comm_cores) * sum(self.shares.node[rank] == node for rank in ends)
+        return Decimal(1) if wanted <= Decimal(self.shares.cores) else Decimal(self.shares.cores) / wanted
+
+    def rank_speed(self, rank: int) -> Decimal:
+        in_progress = any(key[0] == rank and key not in self.over for key in self.begun)
+        own = 1 - Decimal(self.shares.comm_share) if in_progress else Decimal(1)
+        return own * self.host_speed(self.shares.node[rank])
+
+    def message_speed(self, message: dict) -> Decimal:
+        """Shares of the two ends' links, the smaller one; half duplex and cores take theirs."""
+        card, crosses = self.shares.card, message["crosses"]
+        place = (lambda rank: card[rank]) if crosses else (lambda rank: rank)
+        alike = [other for other in self.flowing if other["crosses"] == crosses]
+        out, into = place(message["src"]), place(message["dst"])
+        leave = sum(place(other["src"]) == out for other in alike)
+        arrive = sum(place(other["dst"]) == into for other in alike)
+        speed = Decimal(1) / max(leave, arrive)
+        if any(place(other["dst"]) == out or place(other["src"]) == into for other in alike):
+            speed *= Decimal(self.shares.duplex) / 2
+        return speed * min(self.host_speed(self.shares.node[message[end]]) for end in ("src", "dst"))
 
     def run(self) -> SlowClock:
         self.waiting = {}
         self.programs_at = [self._stream(rank) for rank in self.ranks]
         for rank in self.ranks:
             self._resume(rank)
-        while self.heap:
-            self.now, _, action, arguments = heapq.heappop(self.heap)
-            action(*arguments)
+        while self.working or self.flowing or self.arriving:
+            speeds = {rank: self.rank_speed(rank) for rank in self.working}
+            paces = [self.message_speed(message) for message in self.flowing]
+            ends = [(self.now + left / speeds[rank], 0, rank) for rank, left in self.working.items()]
+            ends += [(self.now + m["left"] / pace, 1, i) for i, (m, pace) in enumerate(zip(self.flowing, paces))]
+            ends += self.arriving[:1] and [(self.arriving[0][0], 2, 0)]
+            when, kind, index = min(ends)
+            passed, self.now = when - self.now, when
+            for rank, speed in speeds.items():
+                self.working[rank] -= passed * speed
+            for message, pace in zip(self.flowing, paces):
+                message["left"] -= passed * pace
+            if kind == 0:
+                del self.working[index]
+                self._resume(index)
+            elif kind == 1:
+                self._sent(self.flowing.pop(index))
+            else:
+                self._arrived(heapq.heappop(self.arriving)[2])
         assert not self.waiting
         return self
 
     def _resume(self, rank: int) -> None:
         """Go on until the stream takes time or waits for a round."""
         for what in self.programs_at[rank]:
-            if isinstance(what, float):
-                self.after(what, self._resume, rank)
+            if isinstance(what, Decimal):
+                self.working[rank] = what
                 return
             if what not in self.over:
                 self.waiting[rank] = what
@@ -118,6 +172,7 @@ class SlowClock:
             self.start[i] = self.now
             if self.seconds[i]:
                 yield self.seconds[i]
+            self.worked[i] = self.now
             if op in (Op.LAUNCH, Op.ALL_TO_ALL):
                 self.launched[rank].append((key, i))
                 self._communicate(rank)
@@ -144,10 +199,10 @@ class SlowClock:
             message["started"] = True
             for half in message["halves"]:
                 self.comm_start[half] = self.now
-            self.after(message["transfer"], self._sent, message)
+            self.flowing.append(message)
 
     def _sent(self, message: dict) -> None:
-        self.after(message["latency"], self._arrived, message)
+        heapq.heappush(self.arriving, (self.now + message["latency"], next(COUNT), message))
         for port in message["ports"]:
             self.ports[port].pop(0)
         for port in message["ports"]:

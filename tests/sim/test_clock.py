@@ -1,6 +1,7 @@
 """The clock against arithmetic by hand, and against a slow simulation written from its words."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,19 +9,22 @@ from streams import SlowClock, streams
 
 import hsap
 from hsap.compiler.pipeline import build
+from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
-from hsap.ir.problem import Cluster
 from hsap.planners import PLANNERS
 from hsap.sim.clock import tick
 from hsap.sim.cost import Messages, compute_seconds
+from hsap.sim.share import Shares
 from tests.strategies import scattered
 
+TIMES = ("start", "worked", "end", "comm_start", "comm_end")
 
-def ends(*ranks: list[tuple]) -> list[list[float]]:
+
+def ends(*ranks: list[tuple], shares: Shares | None = None) -> list[list[float]]:
     """End of every instruction of hand-written streams, by rank; the slow clock agrees."""
-    arguments = streams(*ranks)
+    arguments = (*streams(*ranks), shares)
     times, slow = tick(*arguments), SlowClock(*arguments).run()
-    for name in ("start", "end", "comm_start", "comm_end"):
+    for name in TIMES:
         np.testing.assert_array_equal(getattr(times, name), getattr(slow, name), name)
     offsets = arguments[0].offsets.tolist()
     return [times.end[a:b].tolist() for a, b in itertools.pairwise(offsets)]
@@ -93,6 +97,46 @@ def test_an_exchange_of_everybody_with_everybody_keeps_all_ports_busy() -> None:
     assert ends([("all_to_all", 0, 0.5, {})], []) == [[0.5], []]
 
 
+def sends(to: int, transfer: float) -> list[tuple]:
+    return [("send", to, 0, transfer, 0.0, True), ("launch", 0), ("wait", 0)]
+
+
+def test_messages_share_a_card_while_both_use_it() -> None:
+    """Ranks 0 and 1 of a card send 1 s and 2 s of bytes: at half speed until 2 s, then the longer one alone."""
+    receivers = [[("recv", src, 0), ("launch", 0), ("wait", 0)] for src in (0, 1)]
+    shares = replace(Shares.nothing(4), card=np.array([0, 0, 1, 2]), node=np.array([0, 0, 1, 1]))
+    assert [rank[-1] for rank in ends(sends(2, 1), sends(3, 2), *receivers, shares=shares)] == [2, 3, 2, 3]
+
+
+def test_both_directions_share_a_link_that_does_one_at_a_time() -> None:
+    """1 s and 3 s of bytes at half speed: 2 s for the first; the other's rest of 2 s then goes at full speed."""
+    pair = [[("send", 1 - r, 0, (1, 3)[r]), ("recv", 1 - r, 0), ("launch", 0), ("wait", 0)] for r in range(2)]
+    found = ends(*pair, shares=replace(Shares.nothing(2), duplex=1.0))
+    assert [rank[-1] for rank in found] == [4, 4]
+
+
+def test_communication_takes_its_share_of_a_device() -> None:
+    """Of 3 s of work, 1.5 are done in the 2 s of the round, waiting for the late receiver included."""
+    sender = [("send", 1, 0, 1), ("launch", 0), ("attend", 3), ("wait", 0)]
+    receiver = [("attend", 1), ("recv", 0, 0), ("launch", 0), ("wait", 0)]
+    found = ends(sender, receiver, shares=replace(Shares.nothing(2), comm_share=0.25))
+    assert found == [[0, 0, 3.5, 3.5], [1, 1, 1, 2]]
+
+
+def test_ranks_share_the_cores_of_a_host() -> None:
+    """Three ranks of 1, 2 and 3 s on two cores: two thirds of the speed until 1.5 s, then all have a core."""
+    found = ends(*([("attend", seconds)] for seconds in (1, 2, 3)), shares=replace(Shares.nothing(3), cores=2.0))
+    assert found == [[1.5], [2.5], [3.5]]
+
+
+def test_messages_want_cores_too() -> None:
+    """Ends of 1 core each beside 2 s of work, on 2 cores: all at two thirds while 1 s of bytes flows."""
+    sender = [("send", 1, 0, 1), ("launch", 0), ("attend", 2), ("wait", 0)]
+    receiver = [("recv", 0, 0), ("launch", 0), ("wait", 0)]
+    found = ends(sender, receiver, shares=replace(Shares.nothing(2), cores=2.0, comm_cores=1.0))
+    assert found == [[0, 0, 2.5, 2.5], [0, 0, 1.5]]
+
+
 @pytest.mark.parametrize(
     ("ranks", "told"),
     [
@@ -122,6 +166,15 @@ CASES = (
     ("4x1", "2:2:8", (1, 1), {"kernel_overhead_s": 0, "inter_latency_s": 3e-3}),
     ("2x2", "4:2:8", (1,), {}),  # empty pieces of AllToAlls
     ("8x1", "2:1:8", (64,) * 30, {"ranks_per_node": 2, "inter_bytes_per_s": 2e7, "flops_per_s": 1e9}),
+    ("6x1", "4:2:8", (300, 40, 90), {"ranks_per_node": 4, "num_nics": 1, "inter_bytes_per_s": 2e7, "duplex": 1.3}),
+    ("8x1", "2:1:8", (500, 77), {"ranks_per_node": 8, "first_rank": 3, "num_nics": 3, "comm_share": 0.3}),
+    (
+        "4x2",
+        "4:2:8",
+        (70, 200, 41),
+        {"ranks_per_node": 4, "num_nics": 2, "cores": 2.5, "comm_cores": 0.7, "duplex": 1, "inter_bytes_per_s": 1e7}
+        | {"message_overhead_s": 1e-5, "comm_share": 0.1},
+    ),
 )
 
 
@@ -148,13 +201,14 @@ def agree(plan: hsap.Plan) -> None:
     """A plan is sound, and both clocks say the same of every instruction."""
     assert hsap.verify(plan).ok
     problem = plan.problem
+    shares = Shares.of(problem.cluster, problem.num_ranks)
     for slices, pair in zip(plan.slices, plan.programs):
         for programs in pair:
             carried = flows(plan, programs)
             prices = Messages.of(carried, problem.node_of, problem.cluster)
-            arguments = programs, compute_seconds(plan, programs, slices, problem.cluster), carried, prices
+            arguments = programs, compute_seconds(plan, programs, slices, problem.cluster), carried, prices, shares
             times, slow = tick(*arguments), SlowClock(*arguments).run()
-            for name in ("start", "end", "comm_start", "comm_end"):
+            for name in TIMES:
                 np.testing.assert_allclose(getattr(times, name), getattr(slow, name), rtol=1e-12, atol=0)
 
 

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 import hsap
+from hsap import clusters
 from hsap.compiler.pipeline import build
 from hsap.ir.block import Shards, cut_blocks
+from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
-from hsap.ir.problem import PRESETS, Cluster
 from hsap.ir.program import Op, Role
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.ir.slice import area, canonical, slices
-from hsap.sim.cost import Messages, compute_seconds, tiled_pairs
+from hsap.runtime.kernels.cpu_flash import NARROW, STRIP_ROWS, _decompose
+from hsap.sim.cost import Messages, compute_seconds, kernel_pieces, opening_seconds, tiled_pairs
 
 FREE = Cluster(memory_bytes_per_s=1e30, kernel_overhead_s=0, slice_overhead_s=0)
 TILE = 16
@@ -130,13 +132,74 @@ def test_messages_cost_their_own_link() -> None:
         assert transfer == num_bytes / (1e8 if crosses else 1e9) and latency == (2e-3 if crosses else 1e-3)
 
 
-@pytest.mark.parametrize("cluster", PRESETS.values(), ids=list(PRESETS))
-def test_presets_are_sane(cluster: Cluster) -> None:
+@pytest.mark.parametrize("name", clusters.names())
+def test_presets_are_sane(name: str) -> None:
     """A causal document of 32K tokens on one device reaches most of the kernel's rate, one of 32 tokens nearly none."""
+    cluster = clusters.read(name)
     for tokens, low, high in ((32768, 0.85, 1.0), (32, 0.0, 0.2)):
         plan = one_rank((tokens,), "causal", "8:2:128")
         ideal = 4 * 128 * 8 * tokens * (tokens + 1) / 2 / (cluster.flops_per_s * cluster.attend_efficiency)
         assert low <= ideal / costs(plan, 0, Op.ATTEND, cluster)[0] <= high
+
+
+def test_few_rows_and_few_tiles_reach_a_part_of_the_rate() -> None:
+    plan = one_rank((256,))
+    fast = replace(FREE, flops_per_s=1e12, attend_efficiency=1.0, tile_tokens=1)
+    (whole,) = costs(plan, 0, Op.ATTEND, fast)
+    for points, part in ((((64, 0.25), (1024, 0.75)), 0.5), (((512, 0.25),), 0.25), (((2, 0.1), (256, 1.0)), 1.0)):
+        found = costs(plan, 0, Op.ATTEND, replace(fast, rows_efficiency=points))
+        np.testing.assert_allclose(found, whole / part, rtol=1e-12)
+    # 8 heads of 4 tiles on 64 processors: half of them stand idle.
+    tiled = replace(fast, tile_tokens=64)
+    assert costs(plan, 0, Op.ATTEND, replace(tiled, num_units=64)) == pytest.approx(2 * whole, rel=1e-12)
+    assert costs(plan, 0, Op.ATTEND, replace(tiled, num_units=32)) == pytest.approx(whole, rel=1e-12)
+
+
+def test_pieces_of_kernels_that_know_squares_are_those_of_the_cpu_kernel() -> None:
+    """The runtime's own decomposition: pieces of the same rows, columns and kind."""
+    rng, lone = np.random.default_rng(2), clusters.read("cpu-gloo")
+    assert lone.narrow_tokens == NARROW == 2 * STRIP_ROWS
+    for _ in range(200):
+        q0, k0, height, width = rng.integers(1, 1500, 4)
+        lo, hi = sorted((k0 - q0 + rng.integers(-1500, 1500, 2)).tolist())
+        table = canonical(slices([(q0, q0 + height, k0, k0 + width, lo, hi)]))
+        pieces, owner = kernel_pieces(table, np.zeros(len(table), int), lone.narrow_tokens)
+        assert not owner.any()
+        want = [(p.rows.stop - p.rows.start, p.cols.stop - p.cols.start, p.causal) for p in _decompose(table)]
+        rows, cols = pieces[:, 1] - pieces[:, 0], pieces[:, 3] - pieces[:, 2]
+        found = zip(rows.tolist(), cols.tolist(), (area(pieces) < rows * cols).tolist())
+        assert sorted(want) == sorted(found)
+
+
+def test_folds_have_rates_of_their_own() -> None:
+    plan = one_rank()
+    slow = replace(FREE, memory_bytes_per_s=1e9, flops_per_s=1e30)
+    for direction, op, field in ((0, Op.ATTEND, "attend_bytes_per_s"), (1, Op.ATTEND_GRAD, "attend_grad_bytes_per_s")):
+        found = costs(plan, direction, op, replace(slow, **{field: 2e9}))
+        np.testing.assert_allclose(found, costs(plan, direction, op, slow) / 2, rtol=1e-12)
+
+
+def test_before_its_stream_a_rank_packs_keys_and_sums_gradients() -> None:
+    plan = one_rank((96, 32), heads="8:2:64")
+    cluster = replace(FREE, memory_bytes_per_s=1e9, attend_grad_bytes_per_s=1e8)
+    # bf16: keys and values of 2 heads read and written; do and o of 8 read, and six times in float32.
+    forward, backward = (opening_seconds(plan, programs, cluster) for programs in plan.programs[0])
+    np.testing.assert_allclose(forward, [128 * 2 * (2 * 2 * 64 * 2) / 1e9], rtol=1e-12)
+    np.testing.assert_allclose(backward, [128 * 8 * 64 * (2 * 2 + 6 * 4) / 1e8], rtol=1e-12)
+    timeline = hsap.simulate(plan, cluster)
+    for found, programs, (trace,) in zip((forward, backward), plan.programs[0], map(timeline.__getitem__, DIRECTIONS)):
+        alone = compute_seconds(plan, programs, plan.slices[0], cluster)
+        np.testing.assert_allclose(trace.makespan_s, alone.sum() + found[0], rtol=1e-12)
+
+
+def test_launches_cost_what_their_messages_do() -> None:
+    """A ring of 3: each launch sends and receives one message; an exchange of 2 ranks one each way."""
+    plan = hsap.compile(
+        hsap.Problem(hsap.Layout.from_lengths([90]), hsap.HeadShape(4, 2, 16), hsap.Topology(3, 1)), "ring"
+    )
+    assert costs(plan, 0, Op.LAUNCH, replace(FREE, message_overhead_s=1e-3)).tolist() == [2e-3] * 6
+    found = costs(one_rank(topology="1x2"), 0, Op.ALL_TO_ALL, replace(FREE, message_overhead_s=1e-3))
+    np.testing.assert_allclose(found, 2e-3, rtol=1e-9)
 
 
 def test_a_document_cut_into_shards_costs_on_one_rank_what_it_costs_whole() -> None:

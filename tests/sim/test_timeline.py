@@ -93,9 +93,9 @@ def test_nothing_and_nearly_nothing(lengths) -> None:
 def test_a_cluster_by_name_or_value_or_the_problem_s_own() -> None:
     plan = compiled()
     assert hsap.simulate(plan).cluster is plan.problem.cluster
-    preset = Cluster.preset("hgx-h100")
-    assert hsap.simulate(plan, "hgx-h100").predicted_s == hsap.simulate(plan, preset).predicted_s
-    assert hsap.simulate(plan, "hgx-h100").summary()["forward"]["bytes_internode"] == 0  # 8 ranks a node
+    preset = Cluster.preset("dgx-h100")
+    assert hsap.simulate(plan, "dgx-h100").predicted_s == hsap.simulate(plan, preset).predicted_s
+    assert hsap.simulate(plan, "dgx-h100").summary()["forward"]["bytes_internode"] == 0  # 8 ranks a node
     with pytest.raises(ValueError, match="unknown preset 'abacus'"):
         hsap.simulate(plan, "abacus")
     with pytest.raises(ValueError, match="spreads over 2 nodes"):

@@ -5,6 +5,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from hsap import clusters
 from hsap.train.config import EngineConfig, PlannerConfig, train_config
 from hsap.train.overrides import know_project, rewrite
 
@@ -73,9 +74,20 @@ def test_the_command_line_wins_over_an_experiment():
     assert build("+experiment=smoke").train.steps == 3
     assert build("+experiment=smoke", "train.steps=5").train.steps == 5
     long = build("+experiment=long-context", "topology=8x1", device="cuda")
-    assert (long.topology, long.data.pack_tokens, long.engine.dtype, long.cluster.preset) == (
+    assert (long.topology, long.data.pack_tokens, long.engine.dtype, long.cluster.name) == (
         *("8x1", 131072, "bf16", "dgx-a100"),
     )
+
+
+def test_a_cluster_is_a_file_of_its_group_and_every_field_a_key():
+    assert build("cluster=p4de").cluster == clusters.read("p4de")
+    assert build("cluster=p4de", "cluster.num_nics=8").cluster.num_nics == 8
+    assert build().cluster == clusters.read("cpu-gloo")
+    assert build(device="cuda").cluster == clusters.read("dgx-a100")
+    small = build("cluster.ranks_per_node=4", "+cluster.comm_share=0.2", device="cuda").cluster
+    assert (small.name, small.ranks_per_node, small.comm_share) == ("dgx-a100", 4, 0.2)
+    with pytest.raises(ValueError, match="cluster: 'preset' is no field of a cluster"):
+        build("+cluster.preset=p4de")
 
 
 @pytest.mark.parametrize(

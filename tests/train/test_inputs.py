@@ -41,7 +41,10 @@ def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5
         (["model.depth=3"], "model.depth: no such key"),
         (["model.masks=widow:4"], "model.masks is 'widow:4': mask: unknown name 'widow'"),
         (["model.masks=causal*3"], "model.masks names 3 layers, which don't go into model.num_layers 2"),
-        (["cluster.preset=abacus"], "unknown preset 'abacus'; known ones are dgx-a100"),
+        (
+            ["+cluster.inter_bytes_per_s=0"],
+            "cluster cpu-gloo: inter_bytes_per_s is 0; it must",
+        ),
         (["resume=true"], "has no checkpoint; set out= to the run's directory"),
     ],
 )

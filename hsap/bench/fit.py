@@ -1,0 +1,201 @@
+"""Fit: constants of a `Cluster` from microbenchmarks, by least squares of relative errors without negative constants.
+
+The fitted terms are those of `hsap.sim.cost`, from its own functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hsap.bench.measure import ROWS
+from hsap.ir.cluster import Cluster
+from hsap.ir.effects import FLOPS_PER_PAIR
+from hsap.ir.heads import HeadShape
+from hsap.ir.precision import Precision, row_bytes
+from hsap.ir.program import Op, Role, Space
+from hsap.ir.slice import K0, K1, Q0, Q1
+from hsap.sim.cost import ADDED, added_bytes, kernel_pieces, part_of_rate, tiled_pairs
+
+DIAGONALS = (16, 32, 64, 128, 256, 512)
+FULL_ROWS = 128
+"""Rows from which on kernels may be at their best."""
+_OPS = (Op.ATTEND, Op.ATTEND_GRAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Relative errors of a fit. what: the microbenchmark. errors: predicted / measured - 1 of each."""
+
+    what: str
+    errors: tuple[float, ...]
+
+    def __str__(self) -> str:
+        size = np.abs(self.errors)
+        return f"{self.what:<24} {len(size):>3} {np.median(size):>8.1%} {size.max():>8.1%}"
+
+
+def nonnegative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Solve least squares with no coefficient below 0 (Lawson and Hanson): float64 [k]. terms: [n, k]; wanted: [n]."""
+    scale = np.maximum(np.linalg.norm(terms, axis=0), 1e-300)
+    a, out, free = terms / scale, np.zeros(terms.shape[1]), np.zeros(terms.shape[1], bool)
+    for _ in range(10 * len(out)):
+        slope = a.T @ (wanted - a @ out)
+        if free.all() or slope[~free].max() <= 1e-12 * np.linalg.norm(wanted):
+            break
+        free[np.flatnonzero(~free)[slope[~free].argmax()]] = True
+        while free.any():
+            found = np.zeros(len(out))
+            found[free] = np.linalg.lstsq(a[:, free], wanted, rcond=None)[0]
+            if (found[free] > 0).all():
+                out = found
+                break
+            # Go towards the solution until the first coefficient is 0, and leave that one out.
+            low = free & (found <= 0)
+            step = (out[low] / np.maximum(out[low] - found[low], 1e-300)).min()
+            out = out + step * (found - out)
+            free &= out > 1e-15
+            out[~free] = 0.0
+    return out / scale
+
+
+def fit_kernels(measured: dict, heads: HeadShape, base: Cluster) -> tuple[Cluster, list[Residual]]:
+    """Fit overheads, rates and folds of attention, and rates of memory. measured: of `measure`, means over ranks."""
+    samples = [[s for s in measured["kernels"] if s[1] == direction] for direction in range(2)]
+    cluster = replace(base, flops_per_s=measured["matmul"], rows_efficiency=_rows_efficiency(samples, heads, base))
+    best = min(
+        (_fit_attention(samples, heads, replace(cluster, diagonal_tokens=d)) for d in DIAGONALS),
+        key=lambda fitted: fitted[0],
+    )
+    _, cluster, residuals = best
+    memory = measured["memory"]
+    num_bytes = np.array([_moved(what, rows, heads) for what, rows, _ in memory])
+    seconds, kinds = np.array([s[-1] for s in memory]), np.array([s[0] for s in memory])
+    # The overhead of an instruction is what attention found.
+    rates = []
+    for what, names in (("copies and sums", ("copy", "sum")), ("merges", "merge"), ("reordering", "exchange")):
+        these = np.isin(kinds, names)
+        rest = np.maximum(1 - cluster.kernel_overhead_s / seconds[these], 0.1)
+        slow = nonnegative((num_bytes / seconds)[these, None], rest)[0]
+        rates.append(1 / slow)
+        residuals.append(_residual(what, cluster.kernel_overhead_s + num_bytes[these] * slow, seconds[these]))
+    names = ("memory_bytes_per_s", "merge_bytes_per_s", "exchange_bytes_per_s")
+    return replace(cluster, **dict(zip(names, rates))), residuals
+
+
+def _rows_efficiency(samples: list, heads: HeadShape, base: Cluster) -> tuple[tuple[int, float], ...]:
+    """Part of the rate by rows, from the rectangles: a rate for each number of rows, the mean of both directions."""
+    slow = []
+    for op, of_op in zip(_OPS, samples):
+        rectangles = [s for s in of_op if s[0] == "rectangle"]
+        seconds = np.array([s[-1] for s in rectangles])
+        terms = [_terms(op, np.array(s[2]), heads, base) for s in rectangles]
+        by_rows = [[work * (s[2][0][1] == rows) for rows in ROWS] for s, (_, _, _, work) in zip(rectangles, terms)]
+        table = np.concatenate([np.array(terms)[:, :3], by_rows], axis=1) / seconds[:, None]
+        slow.append(nonnegative(table, np.ones(len(seconds)))[3:])
+    rate = 1 / np.sqrt(np.maximum(slow[0], 1e-18) * np.maximum(slow[1], 1e-18))
+    # Of few rows the rate is what noise in the overheads leaves; the peak is that of many.
+    peak = rate[np.array(ROWS) >= FULL_ROWS].max()
+    return tuple(zip(ROWS, np.clip(rate / peak, 0.01, 1.0).tolist()))
+
+
+def _terms(op: Op, table: np.ndarray, heads: HeadShape, cluster: Cluster) -> tuple[float, float, float, float]:
+    """What a kernel's time is a sum of: (kernels, pieces, bytes that are folded, operations over the part of rate)."""
+    pieces, _ = kernel_pieces(table, np.zeros(len(table), np.int64), cluster.narrow_tokens)
+    q_rows, k_rows = pieces[:, Q1] - pieces[:, Q0], pieces[:, K1] - pieces[:, K0]
+    pairs = tiled_pairs(pieces, cluster.tile_tokens, cluster.diagonal_tokens) / part_of_rate(q_rows, cluster)
+    work = FLOPS_PER_PAIR[op] * heads.head_dim * heads.num_q_heads * float(pairs.sum())
+    run = np.array([0, heads.num_q_heads, 0, heads.num_kv_heads])
+    folded = sum(
+        float((k_rows if role == Role.DKV else q_rows).sum())
+        * float(added_bytes(Precision.of(heads.dtype), role, run, heads.head_dim))
+        for role in ADDED[op]
+    )
+    return 1.0, float(len(pieces)), folded, work
+
+
+def _moved(what: str, rows: int, heads: HeadShape) -> float:
+    """Bytes of a Copy of q, of a Sum into dq, of a Merge into o, and of an exchange of half of q's heads."""
+    run, precision = np.array([0, heads.num_q_heads, 0, heads.num_kv_heads]), Precision.of(heads.dtype)
+    role = {"copy": Role.Q, "sum": Role.DQ, "merge": Role.O, "exchange": Role.Q}[what]
+    part, acc = (float(sum(row_bytes(precision, role, Space.INPUT, a, run, heads.head_dim))) for a in (False, True))
+    return rows * {"copy": 2 * part, "exchange": 3 * part}.get(what, part + 2 * acc)
+
+
+def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
+    """Fit both directions at once: (mean squared relative error, cluster, residuals).
+
+    Coefficients: a kernel, a piece forward, a piece backward, a byte merged, a byte of gradients, an operation forward,
+    an operation backward.
+    """
+    rows, seconds, names = [], [], []
+    for direction, (op, of_op) in enumerate(zip(_OPS, samples)):
+        for kind, _, table, measured in of_op:
+            kernel, pieces, folded, work = _terms(op, np.array(table), heads, cluster)
+            row = np.zeros(7)
+            row[[0, 1 + direction, 3 + direction, 5 + direction]] = kernel, pieces, folded, work
+            rows.append(row)
+            seconds.append(measured)
+            names.append(f"{('attend', 'attend grad')[direction]} {kind}")
+    seconds, table = np.array(seconds), np.array(rows)
+    found = nonnegative(table / seconds[:, None], np.ones(len(seconds)))
+    predicted = table @ found
+    residuals = [
+        _residual(name, predicted[np.array(names) == name], seconds[np.array(names) == name])
+        for name in dict.fromkeys(names)
+    ]
+    rate = 1 / np.maximum(found[3:], 1e-18)
+    flops_per_s = max(cluster.flops_per_s, *rate[2:].tolist())
+    fitted = replace(
+        cluster,
+        flops_per_s=flops_per_s,
+        kernel_overhead_s=found[0],
+        slice_overhead_s=found[1],
+        grad_slice_overhead_s=found[2],
+        attend_bytes_per_s=rate[0],
+        attend_grad_bytes_per_s=rate[1],
+        attend_efficiency=rate[2] / flops_per_s,
+        attend_grad_efficiency=rate[3] / flops_per_s,
+    )
+    return float(np.square(predicted / seconds - 1).mean()), fitted, residuals
+
+
+def fit_links(measured: dict, num_ranks: int, base: Cluster) -> tuple[Cluster, list[Residual]]:
+    """Fit overhead, latency, rate and duplex of messages between two ranks; exchanges of all are only compared."""
+    counts, spent = np.array(measured["launches"]).T
+    message = float(nonnegative(np.stack([np.ones(len(counts)), counts], axis=1), spent)[1])
+    comm_cores = measured["message_cores"]
+    rates, intercepts, residuals = [], [], []
+    for name, halves in (("hops", 1), ("exchanges", 2)):
+        num_bytes, seconds = np.array(measured[name]).T
+        terms = np.stack([np.ones(len(num_bytes)), num_bytes], axis=1)
+        start, slow = nonnegative(terms / seconds[:, None], np.ones(len(seconds)))
+        rates.append(1 / max(slow, 1e-15))
+        intercepts.append(max(start - halves * message, 0.0))
+        residuals.append(_residual(f"messages: {name}", terms @ np.array([start, slow]), seconds))
+    # Two messages have four ends; what their want of cores explains isn't the link's.
+    host = [1.0 if base.cores is None else min(1.0, base.cores / (2 * n * comm_cores + 1e-300)) for n in (1, 2)]
+    rate = rates[0] / host[0]
+    cluster = replace(
+        base,
+        intra_bytes_per_s=rate,
+        inter_bytes_per_s=rate,
+        intra_latency_s=float(np.mean(intercepts)),
+        inter_latency_s=float(np.mean(intercepts)),
+        message_overhead_s=message,
+        duplex=float(np.clip(2 * rates[1] / (rate * host[1]), 1.0, 2.0)),
+        comm_cores=comm_cores,
+    )
+    if num_ranks > 2:
+        num_bytes, seconds = np.array(measured["everybody"]).T
+        others = num_ranks - 1
+        wanted = 2 * num_ranks * comm_cores
+        speed = cluster.duplex / 2 * (1.0 if base.cores is None else min(1.0, base.cores / max(wanted, 1e-300)))
+        predicted = 2 * others * message + cluster.intra_latency_s + others * num_bytes / (rate * speed)
+        residuals.append(_residual("all to all, not fitted", predicted, seconds))
+    return cluster, residuals
+
+
+def _residual(what: str, predicted: np.ndarray, seconds: np.ndarray) -> Residual:
+    return Residual(what, tuple((predicted / seconds - 1).tolist()))

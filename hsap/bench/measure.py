@@ -1,0 +1,244 @@
+"""Measure: microbenchmarks of attention kernels, of memory and of links, several turns each.
+
+Kernels are called as the executor calls them, on slices of a few plain shapes: rectangles, causal squares, bands, and
+many small pieces, even and ragged. Messages go through the executor's own transport. On a CPU the time of kernels is
+the thread's own processor time, so that other work on the machine doesn't count, and on a GPU that between two events;
+the median turn counts. Messages can't be told from the machine's other work that way; of them the fastest turn counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hsap.ir.heads import HeadRun, HeadShape
+from hsap.ir.precision import Precision
+from hsap.ir.slice import canonical, slices
+from hsap.runtime.kernels import Work, select_kernel
+from hsap.runtime.kernels.merge import merge
+from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.transport import Distributed
+
+ROWS = (8, 32, 128, 256, 512, 1024, 2048)
+COLS = (16, 128, 1024)
+FAR = 1 << 40
+MEMORY_ROWS = (64, 512, 2048)
+TURNED_OVER = 48 << 20
+"""Bytes of which each call touches others: what a plan moves was seldom just touched."""
+MESSAGES = (4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20)
+"""Bytes of the messages that are sent back and forth."""
+MANY = (1, 2, 4, 8)
+"""Messages that one launch starts."""
+
+
+def shapes() -> Iterator[tuple[str, list[tuple[int, ...]]]]:
+    """What attention is measured on: (kind, slices in rows)."""
+    for rows in ROWS:
+        for cols in COLS:
+            yield "rectangle", [(0, rows, 0, cols, -FAR, FAR)]
+    for rows in (32, 128, 512, 1024, 2048):
+        yield "causal", [(0, rows, 0, rows, -FAR, 0)]
+    for rows, width in ((512, 64), (1024, 200), (2048, 400)):
+        yield "band", [(0, rows, 0, rows, 1 - width, 0)]
+    for side, count in ((8, 64), (32, 32), (100, 12)):
+        yield "pieces", [(i * side, (i + 1) * side, i * side, (i + 1) * side, -FAR, 0) for i in range(count)]
+    for most in (60, 250, 700):
+        ends = np.cumsum(np.random.default_rng(most).integers(1, most, 9)).tolist()
+        yield "ragged", [(start, end, start, end, -FAR, 0) for start, end in itertools.pairwise(ends)]
+
+
+def measure(rank: int, device: str, heads: HeadShape, turns: int) -> dict:
+    """Measure everything on one rank of several, all at the same time; JSON values.
+
+    kernels: [kind, direction, slices, seconds]. memory: [what, rows, seconds]. matmul: FLOP/s. hops, exchanges and
+    everybody: [bytes, seconds] of a message one way, of one each way between two ranks, of one from each to each.
+    launches: [messages, seconds] of the launching thread. message_cores: cores that a flowing message keeps busy.
+    """
+    out = {"matmul": _matmul(device, heads, turns), "kernels": _kernels(device, heads, turns)}
+    out["memory"] = _memory(device, heads, turns)
+    return out | (_links(rank, device, turns) if dist.get_world_size() > 1 else {})
+
+
+def _seconds(device: str, turns: int, call: Callable[[], object]) -> float:
+    """Seconds of the median of several calls, after one that doesn't count."""
+    call()
+    seconds = []
+    for _ in range(turns):
+        if device == "cpu":
+            start = time.thread_time()
+            call()
+            seconds.append(time.thread_time() - start)
+        else:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) / 1e3)
+    return float(np.median(seconds))
+
+
+def _matmul(device: str, heads: HeadShape, turns: int) -> float:
+    n = 512 if device == "cpu" else 8192
+    a, b = (torch.randn(n, n, device=device).to(TORCH_DTYPES[heads.dtype]) for _ in range(2))
+    return 2 * n**3 / _seconds(device, max(turns, 3), lambda: a @ b)
+
+
+def _kernels(device: str, heads: HeadShape, turns: int) -> list:
+    dtype = TORCH_DTYPES[heads.dtype]
+    kernel = select_kernel("auto", device, dtype, head_dim=heads.head_dim)
+    acc = TORCH_DTYPES[Precision.of(heads.dtype).acc]
+    run = (HeadRun(0, heads.num_q_heads, 0, heads.num_kv_heads),)
+    out = []
+    for kind, rows in shapes():
+        table = canonical(slices(rows))
+        num_q, num_k = int(table[:, 1].max()), int(table[:, 3].max())
+        prepared, scale = kernel.prepare(Work(table, run), device), heads.head_dim**-0.5
+        q_shape, kv_shape = (num_q, heads.num_q_heads, heads.head_dim), (num_k, 2, heads.num_kv_heads, heads.head_dim)
+        q, do = (torch.randn(q_shape, device=device).to(dtype) for _ in range(2))
+        kv = torch.randn(kv_shape, device=device).to(dtype)
+        o, dq = (torch.zeros(q_shape, dtype=acc, device=device) for _ in range(2))
+        dkv = torch.zeros(kv_shape, dtype=acc, device=device)
+        lse = torch.zeros(q_shape[:2], dtype=torch.float64, device=device)
+        high, delta = (torch.full(q_shape[:2], value, device=device) for value in (8.0, 0.1))
+        forward = lambda: kernel.attend(prepared, q, kv, o, lse, scale)  # noqa: B023, E731
+        backward = lambda: kernel.attend_grad(prepared, q, kv, do, high, delta, dq, dkv, scale)  # noqa: B023, E731
+        for direction, call in enumerate((forward, backward)):
+            out.append([kind, direction, table.tolist(), _seconds(device, turns, call)])
+    return out
+
+
+def _memory(device: str, heads: HeadShape, turns: int) -> list:
+    """Copy of inputs, Sum into and Merge into accumulators, and an AllToAll's reordering of one of two ranks.
+
+    The last packs half of the heads into scratch, and puts them and the others into a fresh tensor.
+    """
+    dtype, acc = TORCH_DTYPES[heads.dtype], TORCH_DTYPES[Precision.of(heads.dtype).acc]
+    out = []
+    for rows in MEMORY_ROWS:
+        shape = (rows, heads.num_q_heads, heads.head_dim)
+        sets = []
+        # 16 bytes an element, of inputs and an accumulator.
+        for _ in range(min(max(1, TURNED_OVER // (rows * heads.num_q_heads * heads.head_dim * 16)), turns)):
+            part, copy = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+            lse, other = (
+                torch.zeros(shape[:2], dtype=torch.float64, device=device),
+                torch.ones(shape[:2], device=device),
+            )
+            sets.append((part, copy, part.to(acc), lse, other))
+        for what, call in (
+            ("copy", lambda part, copy, total, lse, other: copy.copy_(part)),
+            ("sum", lambda part, copy, total, lse, other: total.add_(part)),
+            ("merge", lambda part, copy, total, lse, other: merge(total, lse, part, other)),
+            ("exchange", lambda part, copy, total, lse, other: _reordered(part, copy.view(-1))),
+        ):
+            turn = itertools.cycle(sets)
+            out.append([what, rows, _seconds(device, turns, lambda: call(*next(turn)))])  # noqa: B023
+    return out
+
+
+def _reordered(source: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """What an AllToAll does besides sending: pack, unpack, and keep the rest."""
+    half = source.shape[1] // 2
+    scratch = scratch[: source[:, :half].numel()].view(source[:, :half].shape)
+    scratch.copy_(source[:, :half])
+    target = torch.empty_like(source)
+    target[:, :half].copy_(scratch)
+    target[:, half:].copy_(source[:, half:])
+    return target
+
+
+def _links(rank: int, device: str, turns: int) -> dict:
+    links = _Links(rank, device)
+    out: dict = {"hops": [], "exchanges": [], "everybody": [], "launches": []}
+    for num_bytes in MESSAGES:
+        times = max(3, min(20, (8 << 20) // num_bytes))
+        for name, how in (("hops", links.hop), ("exchanges", links.exchange), ("everybody", links.everybody)):
+            out[name].append([num_bytes, min(how(num_bytes, times) for _ in range(turns))])
+    for count in MANY:
+        out["launches"].append([count, min(links.launch(count) for _ in range(4 * turns))])
+    return out | {"message_cores": links.cores_of_a_message()}
+
+
+class _Links:
+    """Rounds of messages among all ranks. Ranks that a round doesn't need wait for the others in `dist.barrier`."""
+
+    def __init__(self, rank: int, device: str) -> None:
+        self.rank, self.device, self.num_ranks = rank, device, dist.get_world_size()
+        self.transport, self.round = Distributed(), 0
+
+    def _messages(self, num_bytes: int, peers: list[int]) -> list[tuple[int, torch.Tensor]]:
+        return [(peer, torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)) for peer in peers]
+
+    def _go(self, sends: list, receives: list) -> None:
+        self.transport.launch(self.round, sends, receives)
+        self.transport.wait(self.round)
+        self.round += 1
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def hop(self, num_bytes: int, times: int) -> float:
+        """Seconds of one way, of a message that goes back and forth between ranks 0 and 1."""
+        there = self._messages(num_bytes, [1 - self.rank] if self.rank < 2 else [])
+        dist.barrier()
+        both = [(there, []), ([], there)]
+        seconds = [np.inf]
+        for _ in range(times if there else 0):
+            start = time.perf_counter()
+            for sends, receives in both if self.rank == 0 else both[::-1]:
+                self._go(sends, receives)
+            seconds.append((time.perf_counter() - start) / 2)
+        dist.barrier()
+        return min(seconds)
+
+    def exchange(self, num_bytes: int, times: int) -> float:
+        """Seconds in which ranks 0 and 1 send each other a message."""
+        return self._everyone(num_bytes, times, [1 - self.rank] if self.rank < 2 else [])
+
+    def everybody(self, num_bytes: int, times: int) -> float:
+        """Seconds in which each rank sends each other one a message."""
+        return self._everyone(num_bytes, times, [r for r in range(self.num_ranks) if r != self.rank])
+
+    def _everyone(self, num_bytes: int, times: int, peers: list[int]) -> float:
+        out, back = self._messages(num_bytes, peers), self._messages(num_bytes, peers)
+        dist.barrier()
+        seconds = [np.inf]
+        for _ in range(times if peers else 0):
+            start = time.perf_counter()
+            self._go(out, back)
+            seconds.append(time.perf_counter() - start)
+        dist.barrier()
+        return min(seconds)
+
+    def launch(self, count: int) -> float:
+        """Seconds of the thread that launches `count` messages and later waits for them; ranks 0 and 1."""
+        there = self._messages(8, [1 - self.rank] * count if self.rank < 2 else [])
+        dist.barrier()
+        start = time.thread_time()
+        self._go(*((there, []) if self.rank == 0 else ([], there)))
+        return time.thread_time() - start
+
+    def cores_of_a_message(self) -> float:
+        """Cores that this rank keeps busy while large messages go back and forth."""
+        if self.device != "cpu":
+            return 0.0
+        start, wall = _cpu_seconds(), time.perf_counter()
+        self.hop(MESSAGES[-1], 6)
+        return (_cpu_seconds() - start) / (time.perf_counter() - wall)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def num_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,63 @@
+"""`hsap bench`: measure this machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from hsap.cli.exit import OK
+from hsap.cli.problem import named
+from hsap.ir.heads import HeadShape
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    bench = commands.add_parser("bench", help="measure this machine")
+    what = bench.add_subparsers(dest="what", required=True, metavar="WHAT")
+    command = what.add_parser(
+        "calibrate", help="time kernels, memory and messages, and write the cluster that `--cluster FILE.yaml` reads"
+    )
+    command.add_argument("-o", "--output", metavar="FILE.yaml", help="where to write it (default: print it only)")
+    command.add_argument("--ranks", type=int, default=2, metavar="N", help="processes, of one thread each (default 2)")
+    command.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
+    command.add_argument("--heads", metavar="Q:KV:DIM", help="default 8:2:64 on CPUs, 32:8:128 on GPUs")
+    command.add_argument("--dtype", metavar="NAME", help="of q, k, v (default fp32 on CPUs, bf16 on GPUs)")
+    command.add_argument("--turns", type=int, default=8, metavar="N", help="of every microbenchmark (default 8)")
+    command.add_argument("--json", action="store_true", help="print the cluster and residuals as JSON and nothing else")
+    command.set_defaults(run=_calibrate)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None and not arguments.output.endswith((".yaml", ".yml")):
+        raise ValueError(f"-o {arguments.output}: --cluster takes files that end with .yaml; give such a name")
+    # torch, and processes: only here.
+    from hsap.bench.calibrate import HEADS, calibrate
+
+    heads = None
+    if arguments.heads is not None or arguments.dtype is not None:
+        usual = HEADS["cuda" if arguments.device == "cuda" else "cpu"]
+        text = arguments.heads or f"{usual.num_q_heads}:{usual.num_kv_heads}:{usual.head_dim}"
+        heads = named("--heads, --dtype", HeadShape.parse, text, arguments.dtype or usual.dtype)
+    name = Path(arguments.output).stem if arguments.output else "here"
+    found = calibrate(arguments.ranks, arguments.device, heads, arguments.turns, name)
+    if arguments.output is not None:
+        found.save(arguments.output)
+    if arguments.json:
+        residuals = {residual.what: residual.errors for residual in found.residuals}
+        print(json.dumps({"cluster": found.cluster.to_json(), "residuals": residuals}))
+        return OK
+    print(found.head)
+    for field in dataclasses.fields(found.cluster):
+        print(f"  {field.name:<24} {_shown(getattr(found.cluster, field.name))}")
+    print("\n" + found.table())
+    if arguments.output is not None:
+        print(f"\n{arguments.output}: give it as --cluster {arguments.output}")
+    return OK
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{rows}: {part:.2f}" for rows, part in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

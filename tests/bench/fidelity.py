@@ -1,0 +1,157 @@
+"""Fidelity: how long plans really take against what the simulator says, on a cluster calibrated by microbenchmarks.
+
+    python -m tests.bench.fidelity [--ranks N …] [--turns N] [--cluster FILE.yaml]
+
+Forward and backward of one attention layer through the executor, one thread a rank, gloo. All plans take turns, so
+that what else the machine does hits all alike; a plan's time is that of its slowest rank, and of its turns the median
+and the fastest are shown. More ranks than cores share them by time slices; the simulator knows how many there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import hsap
+from hsap import clusters
+from hsap.bench.measure import num_cores
+from hsap.bench.processes import on_ranks
+from hsap.ir.cluster import Cluster
+from hsap.ir.span import positions
+from tests.bench import record
+
+HEADS = hsap.HeadShape(8, 2, 64, "fp32")
+PLANNERS = ("ring", "zigzag", "distflash", "sap", "allgather", "usp", "flashcp", "nested")
+PACKS = {
+    "one document": ((2300,), "causal"),
+    "two and crumbs": ((1300, 70, 800, 33, 210), "causal"),
+    "short documents": ((370, 45, 290, 160, 610, 95, 230, 420, 180, 55, 310, 140), "causal"),
+    "long tail": ((1700, 150, 90, 260, 40, 400), "causal"),
+    "a window": ((1900, 400), "window:300"),
+}
+"""Document lengths and mask; none of these sizes is among the microbenchmarks'."""
+CLEAR = 0.15
+"""Times further apart than this are clearly separated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan's times in seconds: the median and the fastest turn, and what was predicted."""
+
+    pack: str
+    planner: str
+    median_s: float
+    fastest_s: float
+    predicted_s: float
+
+    def error(self, measured: str = "median_s") -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted_s / getattr(self, measured) - 1
+
+
+def plans(num_ranks: int) -> list[tuple[str, hsap.Plan]]:
+    """Every planner's plan of every pack, where it has one."""
+    out = []
+    for (pack, (lengths, mask)), planner in itertools.product(PACKS.items(), PLANNERS):
+        layout, topology = hsap.Layout.from_lengths(lengths), hsap.Topology(num_ranks, 1)
+        out.append((pack, hsap.compile(hsap.Problem(layout, HEADS, topology, ((mask, 1),)), planner)))
+    return out
+
+
+def on_rank(rank: int, device: str, stored: list[bytes], turns: int) -> list[list[float]]:
+    """Seconds of each plan in each turn on this rank, [turn][plan], after one turn that doesn't count."""
+    session = hsap.Session(device=device)
+    runs = [_prepared(session, hsap.Plan.from_bytes(plan), rank) for plan in stored]
+    out = []
+    for _ in range(turns + 1):
+        out.append([])
+        for executor, q, k, v, do in runs:
+            dist.barrier()
+            start = time.perf_counter()
+            kept = executor.forward(q, k, v)
+            executor.backward(do, kept)
+            out[-1].append(time.perf_counter() - start)
+    return out[1:]
+
+
+def _prepared(session: hsap.Session, plan: hsap.Plan, rank: int):
+    rows, heads = len(positions(plan.rank_spans(rank))), plan.problem.heads
+    q, do = (torch.randn(rows, heads.num_q_heads, heads.head_dim) for _ in range(2))
+    k, v = (torch.randn(rows, heads.num_kv_heads, heads.head_dim) for _ in range(2))
+    return session.load(plan), q, k, v, do
+
+
+def measure(num_ranks: int, cluster: Cluster, turns: int) -> list[Row]:
+    """Run and predict all plans."""
+    named = plans(num_ranks)
+    by_rank = on_ranks(num_ranks, "cpu", on_rank, [plan.to_bytes() for _, plan in named], turns)
+    seconds = np.array(by_rank).max(axis=0)
+    return [
+        Row(pack, plan.planner, float(median), float(fastest), hsap.simulate(plan, cluster).predicted_s)
+        for (pack, plan), median, fastest in zip(named, np.median(seconds, axis=0), seconds.min(axis=0))
+    ]
+
+
+def judge(rows: list[Row], measured: str = "median_s") -> dict:
+    """Median error, and the part of clearly separated pairs whose order is right: of the same pack, and of all."""
+    pairs = {"pairs": [], "pairs_of_all": []}
+    for a, b in itertools.combinations(rows, 2):
+        real = getattr(a, measured) / getattr(b, measured)
+        if max(real, 1 / real) > 1 + CLEAR:
+            right = (real > 1) == (a.predicted_s > b.predicted_s)
+            pairs["pairs_of_all"].append(right)
+            if a.pack == b.pack:
+                pairs["pairs"].append(right)
+    out = {"median_error": float(np.median([abs(row.error(measured)) for row in rows]))}
+    for name, right in pairs.items():
+        out |= {name: len(right), f"{name}_in_order": float(np.mean(right)) if right else 1.0}
+    return out
+
+
+def table(rows: list[Row]) -> str:
+    """A line a plan."""
+    titles = (f"{title:>9}" for title in ("median ms", "fastest", "predicted", "error", "(fastest)"))
+    lines = [f"{'pack':<16} {'planner':<10} " + " ".join(titles)]
+    lines += [
+        f"{row.pack:<16} {row.planner:<10} {row.median_s * 1e3:>9.1f} {row.fastest_s * 1e3:>9.1f} "
+        f"{row.predicted_s * 1e3:>9.1f} {row.error():>+7.1%} {row.error('fastest_s'):>+9.1%}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print tables and append a line of results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N")
+    parser.add_argument("--turns", type=int, default=9, metavar="N")
+    parser.add_argument("--cluster", metavar="FILE.yaml", help="default: calibrate first")
+    arguments = parser.parse_args(argv)
+    if arguments.cluster is None:
+        from hsap.bench.calibrate import calibrate
+
+        calibration = calibrate(2, "cpu", HEADS)
+        print(calibration.head + "\n" + calibration.table())
+        cluster = calibration.cluster
+    else:
+        cluster = clusters.read(arguments.cluster)
+    for num_ranks in arguments.ranks:
+        rows = measure(num_ranks, cluster, arguments.turns)
+        shared = "" if num_ranks <= num_cores() else f", time-sliced on {num_cores()} cores"
+        print(f"\n{num_ranks} ranks{shared}, {arguments.turns} turns in turn\n{table(rows)}")
+        result = {"ranks": num_ranks, "turns": arguments.turns}
+        for measured in ("median_s", "fastest_s"):
+            result[measured] = judge(rows, measured)
+            print(f"of the {measured[:-2]} turn: " + ", ".join(f"{k} {v:.3g}" for k, v in result[measured].items()))
+        lines = [[r.pack, r.planner, *(round(s, 6) for s in (r.median_s, r.fastest_s, r.predicted_s))] for r in rows]
+        record.append("fidelity", result | {"cluster": cluster.to_json(), "rows": lines})
+
+
+if __name__ == "__main__":
+    main()
