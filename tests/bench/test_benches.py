@@ -1,6 +1,7 @@
 """The benches run: what they measure is left to whoever starts them."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.bench import accuracy
 from tests.bench.planning import __main__ as planning
 from tests.bench.planning import passes, tables
 from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
+from tests.bench.record import caption, conditions, record
 
 SMALL = Case("planners", "small", ((40, 7, 90), (100,)), Topology(2, 2))
 
@@ -88,3 +90,17 @@ def test_sections_are_known():
 def test_the_accuracy_bench_measures_every_tensor():
     errors, want = accuracy.errors(accuracy.hsap.Topology(2, 1), "sap", "fp32", "native", "fp32")
     assert len(errors) == len(want) == len(accuracy.NAMES) and (errors > 0).all() and errors.max() < 1e-5
+
+
+def test_a_record_is_a_dated_line_with_machine_and_versions(tmp_path):
+    path = record("some", {"wall_s": 1.5}, folder=tmp_path)
+    assert record("some", {"wall_s": 2.5}, found=conditions(), folder=tmp_path) == path == tmp_path / "some.jsonl"
+    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["figures"]["wall_s"] for line in lines] == [1.5, 2.5]
+    for line in lines:
+        assert (
+            datetime.fromisoformat(line["date"]).tzinfo and line["machine"]["cores"] >= 1 and line["versions"]["numpy"]
+        )
+        assert str(line["machine"]["cores"]) in caption(line, ranks=8) and "ranks 8" in caption(line, ranks=8)
+    with pytest.raises(ValueError, match="JSON"):
+        record("some", {"wall_s": float("nan")}, folder=tmp_path)
