@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test exhaustive check format golden parity bench bench-planning clean
+.PHONY: help train test exhaustive check format golden parity bench bench-planning bench-attention bench-nodes bench-train bench-gpu clean
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,18 @@ bench: bench-planning  ## Planning, then the accuracy of split attention.
 
 bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--quick", "--runs 5 --markdown FILE").
 	$(RUN) -m tests.bench.planning $(ARGS)
+
+bench-attention: $(READY)  ## The executor on 8 gloo ranks against one process, DeepSpeed and torch (ARGS="--quick").
+	$(RUN) -m tests.bench.attention $(ARGS)
+
+bench-nodes: $(READY)  ## Planners over two to four emulated nodes at 1 Gb/s; needs root, ip and tc (ARGS="--quick").
+	$(RUN) -m tests.bench.nodes $(ARGS)
+
+bench-train: $(READY)  ## Training tokens/s: padded batches, packing with ring and Ulysses, HSAP (ARGS="--quick").
+	$(RUN) -m tests.bench.train $(ARGS)
+
+bench-gpu: $(READY)  ## Attention on CUDA: TFLOP/s against flash attention, NCCL ranks against one (ARGS="--quick").
+	$(RUN) -m tests.bench.gpu $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
 	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis

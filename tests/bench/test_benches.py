@@ -5,9 +5,14 @@ from datetime import datetime
 
 import pytest
 
+import hsap
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
 from tests.bench import accuracy
+from tests.bench.attention import __main__ as attention
+from tests.bench.attention import cases as attention_cases
+from tests.bench.attention.interpreter import dispatch
+from tests.bench.packs import KINDS, pack, scaled
 from tests.bench.planning import __main__ as planning
 from tests.bench.planning import passes, tables
 from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
@@ -104,3 +109,30 @@ def test_a_record_is_a_dated_line_with_machine_and_versions(tmp_path):
         assert str(line["machine"]["cores"]) in caption(line, ranks=8) and "ranks 8" in caption(line, ranks=8)
     with pytest.raises(ValueError, match="JSON"):
         record("some", {"wall_s": float("nan")}, folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_attention_bench_compares_with_one_process_and_with_others(capsys):
+    case = attention_cases.Case("one", (512,))
+    lines = attention.measure(case, 2, ["deepspeed", "context_parallel", "sap", "basp:mood=1"], 2)
+    assert [line["method"] for line in lines] == ["deepspeed", "context_parallel", "sap", "basp:mood=1"]
+    for line in lines[:3]:
+        assert line["max_error"] < 1e-5 and line["cpu_s"] > 0 and line["wall_s"] > 0 and line["ratio"] > 0
+    assert "sharding strategy" in lines[1]["refusal"] and "refusal" not in lines[2]
+    assert lines[2]["us_per_instruction"] > 0 and {"kernel", "launch", "wait"} <= lines[2]["parts_s"].keys()
+    assert "mood" in lines[3]["refused"] and "mood" in capsys.readouterr().out
+
+
+def test_the_interpreter_is_measured_with_nothing_to_compute():
+    plan = hsap.compile(attention_cases.QUICK[0].problem(4), "sap")
+    found = dispatch(plan, 3)
+    assert (
+        0.1 < found.us_per_instruction < 1000 and {"attend", "attend_grad", "launch", "wait"} <= found.us_by_step.keys()
+    )
+    assert abs(found.instructions - plan.num_instructions) < plan.num_instructions
+
+
+def test_scaled_packs_keep_their_documents_shares():
+    assert scaled((30, 10, 0, 1), 41) == (30, 10, 1) and scaled((30, 10), 8) == (6, 2)
+    for kind in KINDS:
+        assert sum(pack(kind, 1000, batch=3)) == 1000
