@@ -1,14 +1,19 @@
 """The benches run: what they measure is left to whoever starts them."""
 
+import errno
 import json
+import subprocess
+import sys
+import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 import hsap
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy
+from tests.bench import accuracy, namespaces, nodes
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention.interpreter import dispatch
@@ -17,6 +22,7 @@ from tests.bench.planning import __main__ as planning
 from tests.bench.planning import passes, tables
 from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
 from tests.bench.record import caption, conditions, record
+from tests.parity import REPOSITORY
 
 SMALL = Case("planners", "small", ((40, 7, 90), (100,)), Topology(2, 2))
 
@@ -136,3 +142,69 @@ def test_scaled_packs_keep_their_documents_shares():
     assert scaled((30, 10, 0, 1), 41) == (30, 10, 1) and scaled((30, 10), 8) == (6, 2)
     for kind in KINDS:
         assert sum(pack(kind, 1000, batch=3)) == 1000
+
+
+NO_NODES = namespaces.refusal()
+needs_nodes = pytest.mark.skipif(NO_NODES is not None, reason=str(NO_NODES))
+
+
+@needs_nodes
+def test_nodes_are_shaped_both_ways_and_gone_when_asked():
+    with namespaces.nodes(2, 2, 1e6) as made:
+        assert [place.namespace for place in made.inside] == [f"/proc/{made.holders[i]}/ns/net" for i in (0, 0, 1, 1)]
+        for where, port in ((made.holders[1], namespaces.PORT), (made.holders[2], "port1")):
+            shaped = subprocess.run(
+                ["nsenter", f"--net=/proc/{where}/ns/net", "tc", "qdisc", "show", "dev", port],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert "tbf" in shaped.stdout and "rate 8Mbit" in shaped.stdout
+        assert reaches(made)
+        made.cut(1)
+        assert not reaches(made)
+        made.mend(1)
+        assert reaches(made)
+    assert not any(Path(f"/proc/{holder}").exists() for holder in made.holders)
+
+
+def reaches(made):
+    """Whether a connection from node 0 finds node 1, where nobody listens: it is refused there, if it arrives."""
+    code = f"import socket; s = socket.socket(); s.settimeout(0.5); print(s.connect_ex(({made.address(1)!r}, 9)))"
+    return int(made.run(0, sys.executable, "-c", code)) == errno.ECONNREFUSED
+
+
+@needs_nodes
+def test_a_killed_bench_leaves_no_node_behind():
+    code = (
+        "import time; from tests.bench.namespaces import nodes\n"
+        "with nodes(2, 1) as made: print(*made.holders, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as bench:
+        holders = bench.stdout.readline().split()
+        bench.kill()
+    assert len(holders) == 3
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{holder}").exists() for holder in holders) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{holder}").exists() for holder in holders)
+
+
+@needs_nodes
+@pytest.mark.slow
+def test_planners_run_over_emulated_nodes(capsys):
+    setting = nodes.Setting(2, 1, (("ldc", (300, 200, 12)),), ("ring", "usp:heads=3", "auto"), 1)
+    (row,) = nodes.measure(setting)
+    assert row["kind"] == "ldc" and row["tokens"] == 512 and row["network_over_compute"] > 0
+    assert "refused" in row["planners"]["usp:heads=3"] and row["planners"]["auto"]["chose"][0] in PLANNERS
+    # KV of half of the pack goes each way; backward it goes again, and its gradient comes home.
+    ring = row["planners"]["ring"]
+    assert ring["network_s"] == pytest.approx(3 * 256 * 2 * 8 * 64 * 4 / 125e6, rel=0.01) and ring["wall_s"] > 0
+    assert "2 nodes × 1 ranks" in capsys.readouterr().out
+
+
+def test_without_the_right_to_emulate_nodes_a_paragraph_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    assert nodes.main(["--quick"], tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "this is not root" in said and not list(tmp_path.iterdir())
