@@ -8,12 +8,13 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hsap
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy, namespaces, nodes
+from tests.bench import accuracy, namespaces, nodes, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention.interpreter import dispatch
@@ -208,3 +209,25 @@ def test_without_the_right_to_emulate_nodes_a_paragraph_says_so(monkeypatch, cap
     assert nodes.main(["--quick"], tmp_path) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "this is not root" in said and not list(tmp_path.iterdir())
+
+
+def test_training_s_real_tokens_are_those_of_its_documents():
+    size = train.Size(64, 2, 1, 2)
+    corpus = train.Corpus.of("ultrachat", size)
+    assert corpus.lengths.max() <= 64 and corpus.lengths.sum() >= 4 * 2 * 64
+    corpus = train.Corpus("own", np.array([10, 20, 30, 40, 20]))
+    # A mean of 24 tokens: five padded sequences hold the real tokens of two packs of 64, and an epoch is one step.
+    assert corpus.packs_per_step(True, size) == 5 and corpus.real_tokens(True, size) == [(120, 320)] * 3
+    assert corpus.packs_per_step(False, size) == 2 and corpus.real_tokens(False, size) == [(120, 128)] * 3
+
+
+@pytest.mark.slow
+def test_the_training_bench_counts_real_tokens(capsys):
+    size = train.Size(64, 1, 1, 1)
+    corpus = train.Corpus("own", np.array([10, 20, 30, 40, 20, 7]))
+    methods = (train.METHODS[0], train.METHODS[3])
+    (row,) = train.measure(corpus, size, ["2x1"], methods)
+    padded, packed = row["methods"]["batching"], row["methods"]["sap"]
+    assert padded["waste"] == pytest.approx(1 - padded["real_tokens"] / (3 * 64)) and packed["planners"] == {"sap": 1}
+    assert packed["tokens_per_s"] == pytest.approx(packed["real_tokens"] / packed["step_s"])
+    assert "batching" in capsys.readouterr().out
