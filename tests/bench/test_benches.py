@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import hsap
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy, namespaces, nodes, train
+from tests.bench import accuracy, gpu, namespaces, nodes, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention.interpreter import dispatch
@@ -231,3 +232,22 @@ def test_the_training_bench_counts_real_tokens(capsys):
     assert padded["waste"] == pytest.approx(1 - padded["real_tokens"] / (3 * 64)) and packed["planners"] == {"sap": 1}
     assert packed["tokens_per_s"] == pytest.approx(packed["real_tokens"] / packed["step_s"])
     assert "batching" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+def test_the_gpu_bench_says_that_there_is_no_gpu(capsys, tmp_path):
+    assert gpu.main(["--quick"], tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "CUDA" in said and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_gpu_bench_measures_whatever_the_device(capsys):
+    """All of it but CUDA's own calls."""
+    case = attention_cases.Case("some", (100, 20, 8))
+    direct, known, other = gpu.one_rank(case, "cpu", ("cpu_flash", "cuda_flash"), 1)
+    assert direct["method"] == "direct" and direct["of_direct"] == 1 and "cuda" in other["refused"]
+    assert known["error"] < 1e-5 and known["forward_s"] > 0 and len(known["tflops_per_s"]) == 2
+    several = gpu.many_ranks(case, "cpu", 2, ("deepspeed", "sap", "usp:heads=3"), 1)
+    assert all(line["wall_s"] > 0 and line["tflops_per_s"] > 0 for line in several[:2])
+    assert "heads=3" in several[2]["refused"] and "on 2 ranks" in capsys.readouterr().out

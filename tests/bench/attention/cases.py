@@ -20,12 +20,13 @@ OURS = (*PLANNERS, f"usp:heads={NUM_RANKS}", AUTO)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A pack and how many layers' attention over it is one measurement."""
+    """A pack and how many layers' attention over it is one measurement. cluster: preset that planners are told of."""
 
     name: str
     lengths: tuple[int, ...]
     layers: int = 1
     heads: HeadShape = HEADS
+    cluster: str = "cpu-gloo"
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +42,7 @@ class Case:
 
     def problem(self, num_ranks: int) -> Problem:
         """The pack on that many ranks of one machine."""
-        cluster = Cluster.preset("cpu-gloo")
+        cluster = Cluster.preset(self.cluster)
         return Problem(Layout.from_lengths(self.lengths), self.heads, Topology(num_ranks, 1), cluster=cluster)
 
 

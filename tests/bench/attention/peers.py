@@ -52,18 +52,16 @@ class VarlenAttention(torch.nn.Module):
 
 
 class Ulysses:
-    """DeepSpeed's DistributedAttention over all ranks around a varlen attention; every rank has an equal shard."""
+    """DeepSpeed's DistributedAttention over all ranks, equal shards, around attention of [T, H / ranks, D]."""
 
-    def __init__(self, kernel: Kernel, slices, num_heads: int) -> None:
+    def __init__(self, inner: torch.nn.Module) -> None:
         import deepspeed
         from deepspeed.sequence.layer import DistributedAttention
 
         # Its shared-memory communicator is compiled at first use; gloo does without it, as in training.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist.get_backend(), verbose=False, dist_init_required=False)
-        inner = VarlenAttention(kernel, slices, num_heads // dist.get_world_size())
-        local = _Unbatched(inner)
-        self.attention = DistributedAttention(local, dist.group.WORLD, scatter_idx=2, gather_idx=0)
+        self.attention = DistributedAttention(_Unbatched(inner), dist.group.WORLD, scatter_idx=2, gather_idx=0)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
         """(o, dq, dk, dv) of the rank's rows, [T / ranks, H, D] each."""
@@ -76,7 +74,7 @@ class Ulysses:
 class _Unbatched(torch.nn.Module):
     """Take away the batch of one that DeepSpeed's attention carries in dimension 1."""
 
-    def __init__(self, inner: VarlenAttention) -> None:
+    def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
         self.inner = inner
 

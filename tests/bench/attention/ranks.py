@@ -118,7 +118,7 @@ def _prepared(
         return _executed(executor), positions(plans[name].rank_spans(rank)), watch(executor._machine)
     if name == ULYSSES:
         kernel = session.kernel(case.heads.head_dim)
-        run = Ulysses(kernel, case.problem(1).slices(0), case.heads.num_q_heads).run
+        run = Ulysses(VarlenAttention(kernel, case.problem(1).slices(0), case.heads.num_q_heads // size)).run
         return run, np.array_split(np.arange(case.num_tokens), size)[rank], {}
     assert name == RING
     chunks = np.array_split(np.arange(case.num_tokens), 2 * size)
