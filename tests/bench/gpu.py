@@ -1,7 +1,8 @@
 """`python -m tests.bench.gpu`: the attention bench's packs on CUDA.
 
 One rank: every kernel under the executor, forward and backward, against a direct call of flash attention over the
-packed documents. Several GPUs: planners over NCCL, one rank a GPU, against DeepSpeed's DistributedAttention around that call.
+packed documents. Several GPUs: planners over NCCL, one rank a GPU, against DeepSpeed's DistributedAttention around
+that call.
 Medians of runs after a few that don't count; TFLOP/s are those of visible pairs, a GPU.
 """
 
