@@ -55,7 +55,7 @@ def run_ranks(
                 while not context.join(timeout=min(5.0, max(deadline - time.monotonic(), 0.0))):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(f"ranks of a bench: not done after {timeout_s:g} s")
-            except mp.ProcessRaisedException as error:
+            except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
                 raise RuntimeError(f"ranks of a bench: {error}") from error
             finally:
                 for process in context.processes:
