@@ -352,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tests.bench.nodes", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two nodes of one rank, short packs, three rounds")
     parser.add_argument("--planner", nargs="+", metavar="NAME", help="NAME[:option=value,…] (default: the table's)")
-    parser.add_argument("--batches", type=int, default=3, metavar="N", help="packs of each ragged kind (default 3)")
+    parser.add_argument("--batches", type=int, default=2, metavar="N", help="packs of each ragged kind (default 2)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds that count (default 5)")
     return parser
 

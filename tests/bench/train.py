@@ -55,9 +55,9 @@ class Size:
     """How much to train. pack_tokens: sequence length. packs_per_step: of packing; batching has as many tokens."""
 
     pack_tokens: int = 4096
-    packs_per_step: int = 2
-    warm_steps: int = 3
-    steps: int = 6
+    packs_per_step: int = 1
+    warm_steps: int = 2
+    steps: int = 5
 
 
 QUICK = Size(512, 1, 1, 2)
