@@ -28,16 +28,20 @@ def test_what_a_rank_says_comes_back_and_what_fails_is_told():
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_ranks_are_gone_when_the_bench_is(how):
+def test_ranks_are_gone_when_the_bench_is(how, tmp_path):
     code = (
         "from tests.bench.processes import run_ranks\nfrom tests.bench.test_processes import forever\n"
         "run_ranks(1, forever)"
     )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
+    where = {"cwd": REPOSITORY, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **where
+    ) as bench:
         rank = int(bench.stdout.readline())
         bench.send_signal(how)
     deadline = time.monotonic() + 10
     while Path(f"/proc/{rank}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{rank}").exists()
+    # A process that is killed outright can't tidy up; any other end leaves no file either.
+    assert how == signal.SIGKILL or not list(tmp_path.iterdir())
