@@ -11,7 +11,8 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test exhaustive check format golden parity bench bench-planning bench-fidelity clean
+.PHONY: help train test exhaustive check format golden parity clean
+.PHONY: bench bench-planning bench-fidelity bench-attention bench-nodes bench-train bench-gpu
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +54,18 @@ bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--q
 
 bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8 --turns 9").
 	$(RUN) -m tests.bench.fidelity $(ARGS)
+
+bench-attention: $(READY)  ## The executor on 8 gloo ranks against one process, DeepSpeed and torch (ARGS="--quick").
+	$(RUN) -m tests.bench.attention $(ARGS)
+
+bench-nodes: $(READY)  ## Planners over two to four emulated nodes at 1 Gb/s; needs root, ip and tc (ARGS="--quick").
+	$(RUN) -m tests.bench.nodes $(ARGS)
+
+bench-train: $(READY)  ## Training tokens/s: padded batches, packing with ring and Ulysses, HSAP (ARGS="--quick").
+	$(RUN) -m tests.bench.train $(ARGS)
+
+bench-gpu: $(READY)  ## Attention on CUDA: TFLOP/s against flash attention, NCCL ranks against one (ARGS="--quick").
+	$(RUN) -m tests.bench.gpu $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
 	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ import torch
 from hsap import clusters
 from hsap.bench.fit import Residual, fit_kernels, fit_links
 from hsap.bench.measure import measure, num_cores
-from hsap.bench.processes import on_ranks
+from hsap.bench.processes import run_ranks
 from hsap.ir.check import Refused, one_of, whole
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -63,7 +63,7 @@ def calibrate(
             f"calibrate: {num_ranks} ranks need as many GPUs, here are {torch.cuda.device_count()}; give --ranks"
         )
     heads = heads or HEADS[device]
-    by_rank = on_ranks(num_ranks, device, measure, heads, turns)
+    by_rank = run_ranks(num_ranks, measure, device, heads, turns, backend="nccl" if device == "cuda" else "gloo")
     measured = _together(by_rank)
     cluster, residuals = fit_kernels(measured, heads, _base(device, name))
     if num_ranks > 1:

@@ -1,10 +1,20 @@
-"""Processes: a function on several ranks of this machine, and what each returns."""
+"""Processes: ranks of a bench, each a process with one thread of computation, none of which outlives the bench.
+
+A rank can be put into a network namespace of its own, where gloo finds only that one's interfaces: an emulated node.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,27 +22,112 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT = timedelta(seconds=900)
+CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 
 
-def on_ranks(num_ranks: int, device: str, function: Callable, *args) -> list:
-    """Call `function(rank, device, *args)` on fresh processes, one thread each; their JSON results by rank.
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Where a rank lives. namespace: path of a network namespace; interface: the one that gloo listens on there."""
 
-    device: cpu (gloo) or cuda (NCCL, rank r on GPU r). Function and arguments must be importable and picklable.
+    namespace: str
+    interface: str
+
+
+def run_ranks(
+    num_ranks: int,
+    function: Callable,
+    *args,
+    inside: Sequence[Inside] | None = None,
+    timeout_s: float = 3600.0,
+    backend: str = "gloo",
+) -> list:
+    """Call `function(rank, *args)` on every rank of a fresh world; the JSON values that it returns, by rank.
+
+    inside: a place for each rank; None: all on this machine's loopback. RuntimeError: a rank failed, with what it said;
+    TimeoutError. All ranks are gone when this returns or raises, and they are killed when this process is.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (num_ranks, device, folder, function, args), nprocs=num_ranks, start_method="spawn")
-        return [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(num_ranks)]
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        arguments = (num_ranks, os.getpid(), folder, inside, backend, function, args)
+        with _terminated_politely():
+            context = mp.start_processes(_rank, arguments, nprocs=num_ranks, join=False, start_method="spawn")
+            deadline = time.monotonic() + timeout_s
+            try:
+                while not context.join(timeout=min(5.0, max(deadline - time.monotonic(), 0.0))):
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(f"ranks of a bench: not done after {timeout_s:g} s")
+            except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+                raise RuntimeError(f"ranks of a bench: {error}") from error
+            finally:
+                for process in context.processes:
+                    if process.is_alive():
+                        process.kill()
+                    process.join()
+        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(num_ranks)]
 
 
-def _rank(rank: int, num_ranks: int, device: str, folder: str, function: Callable, args: tuple) -> None:
+@contextmanager
+def _terminated_politely():
+    """Turn SIGTERM into an exception, so that what was begun is ended."""
+
+    def leave(*_):
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _rank(
+    rank: int, num_ranks: int, parent: int, folder: str, inside: Sequence[Inside] | None, backend: str, function, args
+) -> None:
+    end_with(parent)
     torch.set_num_threads(1)
-    own = f"cuda:{rank}" if device == "cuda" else "cpu"
-    if device == "cuda":
+    if backend == "gloo":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # so that DeepSpeed needn't look for one, and say so
+    if inside is not None:
+        enter(inside[rank].namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = inside[rank].interface
+    if backend == "nccl":
         torch.cuda.set_device(rank)
-    store = dist.FileStore(str(Path(folder, "store")), num_ranks)
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
-    result = json.dumps(function(rank, own, *args))
-    Path(folder, f"{rank}.json").write_text(result, encoding="utf-8")
+    store = dist.FileStore(os.path.join(folder, "store"), num_ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=1800))
+    result = json.dumps(function(rank, *args))
+    (Path(folder) / f"{rank}.json").write_text(result, encoding="utf-8")
+    dist.barrier()
     dist.destroy_process_group()
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends; on Linux, which can."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def enter(namespace: str) -> None:
+    """Move this thread, and what it starts from now on, into a network namespace; OSError where that isn't allowed."""
+    with open(namespace, "rb") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"can't enter {namespace}: {os.strerror(number)}")
+
+
+def connect() -> None:
+    """Send a byte between all pairs of ranks, so that no connection is made while something is measured."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    ops = []
+    for peer in range(size):
+        if peer != rank:
+            ops += [
+                dist.P2POp(dist.isend, torch.zeros(1, device=device), peer),
+                dist.P2POp(dist.irecv, torch.zeros(1, device=device), peer),
+            ]
+    for work in dist.batch_isend_irecv(ops) if ops else []:
+        work.wait()
+    dist.barrier()

@@ -21,10 +21,10 @@ import torch.distributed as dist
 import hsap
 from hsap import clusters
 from hsap.bench.measure import num_cores
-from hsap.bench.processes import on_ranks
+from hsap.bench.processes import run_ranks
 from hsap.ir.cluster import Cluster
 from hsap.ir.span import positions
-from tests.bench import record
+from tests.bench.record import record
 
 HEADS = hsap.HeadShape(8, 2, 64, "fp32")
 PLANNERS = ("ring", "zigzag", "distflash", "sap", "allgather", "usp", "flashcp", "nested")
@@ -64,9 +64,9 @@ def plans(num_ranks: int) -> list[tuple[str, hsap.Plan]]:
     return out
 
 
-def on_rank(rank: int, device: str, stored: list[bytes], turns: int) -> list[list[float]]:
+def on_rank(rank: int, stored: list[bytes], turns: int) -> list[list[float]]:
     """Seconds of each plan in each turn on this rank, [turn][plan], after one turn that doesn't count."""
-    session = hsap.Session(device=device)
+    session = hsap.Session(device="cpu")
     runs = [_prepared(session, hsap.Plan.from_bytes(plan), rank) for plan in stored]
     out = []
     for _ in range(turns + 1):
@@ -90,7 +90,7 @@ def _prepared(session: hsap.Session, plan: hsap.Plan, rank: int):
 def measure(num_ranks: int, cluster: Cluster, turns: int) -> list[Row]:
     """Run and predict all plans."""
     named = plans(num_ranks)
-    by_rank = on_ranks(num_ranks, "cpu", on_rank, [plan.to_bytes() for _, plan in named], turns)
+    by_rank = run_ranks(num_ranks, on_rank, [plan.to_bytes() for _, plan in named], turns)
     seconds = np.array(by_rank).max(axis=0)
     return [
         Row(pack, plan.planner, float(median), float(fastest), hsap.simulate(plan, cluster).predicted_s)
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
             result[measured] = judge(rows, measured)
             print(f"of the {measured[:-2]} turn: " + ", ".join(f"{k} {v:.3g}" for k, v in result[measured].items()))
         lines = [[r.pack, r.planner, *(round(s, 6) for s in (r.median_s, r.fastest_s, r.predicted_s))] for r in rows]
-        record.append("fidelity", result | {"cluster": cluster.to_json(), "rows": lines})
+        record("fidelity", result | {"cluster": cluster.to_json(), "rows": lines})
 
 
 if __name__ == "__main__":

@@ -1,61 +1,85 @@
-"""Record: results of benches as dated lines of JSON, with what they were measured on."""
+"""Record: what a bench found, kept as dated lines that say on which machine, with which versions, under which load."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "results"
-VERSIONS = ("torch", "numpy", "numba", "deepspeed")
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "deepspeed", "numpy", "numba")
 
 
-def append(bench: str, result: dict, folder: Path | None = None) -> Path:
-    """Append one line to <bench>.jsonl of the folder (None: results) and give its path.
+def record(name: str, figures: dict, found: dict | None = None, folder: Path = RESULTS) -> Path:
+    """Append a dated line with machine and versions to `folder`/`name`.jsonl; gives that file.
 
-    Date, commit, machine and versions come first, then the result's own keys.
+    figures: JSON values; they stand in the line under the key `figures`. found: `conditions` before the bench began,
+    whose load is not the bench's own (None: those of now).
     """
-    folder = folder or FOLDER
-    path = folder / f"{bench}.jsonl"
-    line = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "commit": commit(), **machine(), **result}
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    line = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "bench": name}
+    text = json.dumps(line | (found or conditions()) | {"figures": figures}, allow_nan=False)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(text + "\n")
     return path
 
 
-def machine() -> dict:
-    """What benches run on."""
-    versions = {"python": platform.python_version()}
-    for name in VERSIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
-    return {"machine": {"cpu": _cpu(), "cores": cores, "load": load, "system": platform.system()}, "versions": versions}
+def conditions() -> dict:
+    """Say under what conditions something is measured now: commit, machine, load and versions."""
+    return {
+        "commit": _commit(),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "gpus": _gpus(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+    }
 
 
-def commit() -> str | None:
-    """The commit that is measured, with a plus where the working tree differs from it; None outside a repository."""
+def caption(found: dict, **more: object) -> str:
+    """Put conditions into one line for a table's caption. more: a bench's own, as in ranks=8, threads_per_rank=1."""
+    machine, versions = found["machine"], found["versions"]
+    own = [f"{key.replace('_', ' ')} {value}" for key, value in more.items()]
+    gpus = [", ".join(machine["gpus"])] if machine["gpus"] else []
+    built = [f"{name} {number}" for name, number in versions.items() if number]
+    load = f"load average {found['load'][0]:.1f}"
+    return ", ".join([f"{machine['cores']} cores ({machine['cpu']})", *gpus, *own, load, *built])
+
+
+def _commit() -> str | None:
+    """The commit that is measured, with a + where files differ from it; None outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--abbrev=10"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def _version(name: str) -> str | None:
     try:
-        told = [
-            subprocess.run(["git", *words], cwd=FOLDER.parent, capture_output=True, text=True, check=True).stdout
-            for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        ]
-    except (OSError, subprocess.CalledProcessError):
+        return version(name)
+    except PackageNotFoundError:
         return None
-    return told[0].strip() + ("+" if told[1].strip() else "")
 
 
 def _cpu() -> str:
+    """The processor's own name where the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -1,15 +1,30 @@
 """The benches run: what they measure is left to whoever starts them."""
 
+import errno
 import json
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import hsap
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy
+from tests.bench import accuracy, gpu, namespaces, nodes, train
+from tests.bench.attention import __main__ as attention
+from tests.bench.attention import cases as attention_cases
+from tests.bench.attention.interpreter import dispatch
+from tests.bench.packs import KINDS, pack, scaled
 from tests.bench.planning import __main__ as planning
 from tests.bench.planning import passes, tables
 from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
+from tests.bench.record import caption, conditions, record
+from tests.parity import REPOSITORY
 
 SMALL = Case("planners", "small", ((40, 7, 90), (100,)), Topology(2, 2))
 
@@ -88,3 +103,151 @@ def test_sections_are_known():
 def test_the_accuracy_bench_measures_every_tensor():
     errors, want = accuracy.errors(accuracy.hsap.Topology(2, 1), "sap", "fp32", "native", "fp32")
     assert len(errors) == len(want) == len(accuracy.NAMES) and (errors > 0).all() and errors.max() < 1e-5
+
+
+def test_a_record_is_a_dated_line_with_machine_and_versions(tmp_path):
+    path = record("some", {"wall_s": 1.5}, folder=tmp_path)
+    assert record("some", {"wall_s": 2.5}, found=conditions(), folder=tmp_path) == path == tmp_path / "some.jsonl"
+    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["figures"]["wall_s"] for line in lines] == [1.5, 2.5]
+    for line in lines:
+        assert (
+            datetime.fromisoformat(line["date"]).tzinfo and line["machine"]["cores"] >= 1 and line["versions"]["numpy"]
+        )
+        assert str(line["machine"]["cores"]) in caption(line, ranks=8) and "ranks 8" in caption(line, ranks=8)
+    with pytest.raises(ValueError, match="JSON"):
+        record("some", {"wall_s": float("nan")}, folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_attention_bench_compares_with_one_process_and_with_others(capsys):
+    case = attention_cases.Case("one", (512,))
+    lines = attention.measure(case, 2, ["deepspeed", "context_parallel", "sap", "basp:mood=1"], 2)
+    assert [line["method"] for line in lines] == ["deepspeed", "context_parallel", "sap", "basp:mood=1"]
+    for line in lines[:3]:
+        assert line["max_error"] < 1e-5 and line["cpu_s"] > 0 and line["wall_s"] > 0 and line["ratio"] > 0
+    assert "sharding strategy" in lines[1]["refusal"] and "refusal" not in lines[2]
+    assert lines[2]["us_per_instruction"] > 0 and {"kernel", "launch", "wait"} <= lines[2]["parts_s"].keys()
+    assert "mood" in lines[3]["refused"] and "mood" in capsys.readouterr().out
+
+
+def test_the_interpreter_is_measured_with_nothing_to_compute():
+    plan = hsap.compile(attention_cases.QUICK[0].problem(4), "sap")
+    found = dispatch(plan, 3)
+    assert (
+        0.1 < found.us_per_instruction < 1000 and {"attend", "attend_grad", "launch", "wait"} <= found.us_by_step.keys()
+    )
+    assert abs(found.instructions - plan.num_instructions) < plan.num_instructions
+
+
+def test_scaled_packs_keep_their_documents_shares():
+    assert scaled((30, 10, 0, 1), 41) == (30, 10, 1) and scaled((30, 10), 8) == (6, 2)
+    for kind in KINDS:
+        assert sum(pack(kind, 1000, batch=3)) == 1000
+
+
+NO_NODES = namespaces.refusal()
+needs_nodes = pytest.mark.skipif(NO_NODES is not None, reason=str(NO_NODES))
+
+
+@needs_nodes
+def test_nodes_are_shaped_both_ways_and_gone_when_asked():
+    with namespaces.nodes(2, 2, 1e6) as made:
+        assert [place.namespace for place in made.inside] == [f"/proc/{made.holders[i]}/ns/net" for i in (0, 0, 1, 1)]
+        for where, port in ((made.holders[1], namespaces.PORT), (made.holders[2], "port1")):
+            shaped = subprocess.run(
+                ["nsenter", f"--net=/proc/{where}/ns/net", "tc", "qdisc", "show", "dev", port],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert "tbf" in shaped.stdout and "rate 8Mbit" in shaped.stdout
+        assert reaches(made)
+        made.cut(1)
+        assert not reaches(made)
+        made.mend(1)
+        assert reaches(made)
+    assert not any(Path(f"/proc/{holder}").exists() for holder in made.holders)
+
+
+def reaches(made):
+    """Whether a connection from node 0 finds node 1, where nobody listens: it is refused there, if it arrives."""
+    code = f"import socket; s = socket.socket(); s.settimeout(0.5); print(s.connect_ex(({made.address(1)!r}, 9)))"
+    return int(made.run(0, sys.executable, "-c", code)) == errno.ECONNREFUSED
+
+
+@needs_nodes
+def test_a_killed_bench_leaves_no_node_behind():
+    code = (
+        "import time; from tests.bench.namespaces import nodes\n"
+        "with nodes(2, 1) as made: print(*made.holders, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as bench:
+        holders = bench.stdout.readline().split()
+        bench.kill()
+    assert len(holders) == 3
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{holder}").exists() for holder in holders) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{holder}").exists() for holder in holders)
+
+
+@needs_nodes
+@pytest.mark.slow
+def test_planners_run_over_emulated_nodes(capsys):
+    setting = nodes.Setting(2, 1, (("ldc", (300, 200, 12)),), ("ring", "usp:heads=3", "auto"), 1)
+    (row,) = nodes.measure(setting)
+    assert row["kind"] == "ldc" and row["tokens"] == 512 and row["network_over_compute"] > 0
+    assert "refused" in row["planners"]["usp:heads=3"] and row["planners"]["auto"]["chose"][0] in PLANNERS
+    # KV of half of the pack goes each way; backward it goes again, and its gradient comes home.
+    ring = row["planners"]["ring"]
+    assert ring["network_s"] == pytest.approx(3 * 256 * 2 * 8 * 64 * 4 / 125e6, rel=0.01) and ring["wall_s"] > 0
+    assert "2 nodes × 1 ranks" in capsys.readouterr().out
+
+
+def test_without_the_right_to_emulate_nodes_a_paragraph_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    assert nodes.main(["--quick"], tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "this is not root" in said and not list(tmp_path.iterdir())
+
+
+def test_training_s_real_tokens_are_those_of_its_documents():
+    size = train.Size(64, 2, 1, 2)
+    corpus = train.Corpus.of("ultrachat", size)
+    assert corpus.lengths.max() <= 64 and corpus.lengths.sum() >= 4 * 2 * 64
+    corpus = train.Corpus("own", np.array([10, 20, 30, 40, 20]))
+    # A mean of 24 tokens: five padded sequences hold the real tokens of two packs of 64, and an epoch is one step.
+    assert corpus.packs_per_step(True, size) == 5 and corpus.real_tokens(True, size) == [(120, 320)] * 3
+    assert corpus.packs_per_step(False, size) == 2 and corpus.real_tokens(False, size) == [(120, 128)] * 3
+
+
+@pytest.mark.slow
+def test_the_training_bench_counts_real_tokens(capsys):
+    size = train.Size(64, 1, 1, 1)
+    corpus = train.Corpus("own", np.array([10, 20, 30, 40, 20, 7]))
+    methods = (train.METHODS[0], train.METHODS[3])
+    (row,) = train.measure(corpus, size, ["2x1"], methods)
+    padded, packed = row["methods"]["batching"], row["methods"]["sap"]
+    assert padded["waste"] == pytest.approx(1 - padded["real_tokens"] / (3 * 64)) and packed["planners"] == {"sap": 1}
+    assert packed["tokens_per_s"] == pytest.approx(packed["real_tokens"] / packed["step_s"])
+    assert "batching" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+def test_the_gpu_bench_says_that_there_is_no_gpu(capsys, tmp_path):
+    assert gpu.main(["--quick"], tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "CUDA" in said and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_gpu_bench_measures_whatever_the_device(capsys):
+    """All of it but CUDA's own calls."""
+    case = attention_cases.Case("some", (100, 20, 8))
+    direct, known, other = gpu.one_rank(case, "cpu", ("cpu_flash", "cuda_flash"), 1)
+    assert direct["method"] == "direct" and direct["of_direct"] == 1 and "cuda" in other["refused"]
+    assert known["error"] < 1e-5 and known["forward_s"] > 0 and len(known["tflops_per_s"]) == 2
+    several = gpu.many_ranks(case, "cpu", 2, ("deepspeed", "sap", "usp:heads=3"), 1)
+    assert all(line["wall_s"] > 0 and line["tflops_per_s"] > 0 for line in several[:2])
+    assert "heads=3" in several[2]["refused"] and "on 2 ranks" in capsys.readouterr().out

@@ -1,0 +1,361 @@
+"""`python -m tests.bench.nodes`: planners over emulated nodes at 1 Gb/s, where what travels decides.
+
+Wall time of one layer's attention, forward and backward, from the first rank's start to the last one's end; the median
+of rounds in which the planners take turns, after one round that isn't counted. Auto knows the network by its shaped
+rate, and the kernel by what the ranks measure together before anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import hsap
+from hsap.cli.plan import read_planner
+from hsap.ir.check import Refused
+from hsap.ir.effects import FLOPS_PER_PAIR, flows
+from hsap.ir.heads import HeadRun
+from hsap.ir.plan import Plan
+from hsap.ir.program import Op
+from hsap.ir.slice import UNBOUNDED, canonical
+from hsap.planners import AUTO
+from hsap.runtime.executor import Session
+from hsap.runtime.kernels import Work
+from tests.bench.namespaces import nodes, refusal
+from tests.bench.packs import KINDS, pack
+from hsap.bench.processes import connect, run_ranks
+from tests.bench.record import RESULTS, caption, conditions, record
+
+HEADS = hsap.HeadShape(8, 8, 64, "fp32")
+BYTES_PER_S = 125e6
+SHAPES = ((2, 1), (2, 2), (4, 1))
+"""Nodes and ranks on each."""
+TOKENS = {"ldc": 16384, "fineweb": 16384, "single": 2048}
+QUICK_TOKENS = {"ldc": 4096, "fineweb": 4096, "single": 1024}
+"""Few enough that a ring's KV takes longer to travel than attention to compute; one document computes most."""
+BASE = "ring"
+RAGGED = ("ldc", "fineweb")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the ranks of one emulated cluster measure. packs: (kind, document lengths) of each."""
+
+    num_nodes: int
+    ranks_per_node: int
+    packs: tuple[tuple[str, tuple[int, ...]], ...]
+    planners: tuple[str, ...]
+    rounds: int
+    bytes_per_s: float = BYTES_PER_S
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+    def problem(self, lengths: Sequence[int], cluster: hsap.Cluster) -> hsap.Problem:
+        topology = hsap.Topology(self.num_ranks, 1)
+        return hsap.Problem(hsap.Layout.from_lengths(lengths), HEADS, topology, cluster=cluster)
+
+
+def planners_of(num_ranks: int) -> tuple[str, ...]:
+    """The bench's planners; usp with all ranks in one head group is Ulysses."""
+    return (BASE, "zigzag", "distflash", f"usp:heads={num_ranks}", "sap", "nested", AUTO)
+
+
+def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
+    """Print a table for every emulated cluster and keep the figures; 2 where nodes can't be emulated."""
+    asked = _parser().parse_args(argv)
+    if reason := refusal():
+        print(f"bench nodes: {reason}", file=sys.stderr)
+        return 2
+    found = conditions()
+    rate = f"{8 * BYTES_PER_S / 1e9:g} Gb/s a node and direction"
+    print(f"nodes: {caption(found, threads_per_rank=1)}, {rate}\n{_legend()}")
+    tokens = QUICK_TOKENS if asked.quick else TOKENS
+    batches = 1 if asked.quick else asked.batches
+    rows = []
+    for num_nodes, ranks_per_node in SHAPES[:1] if asked.quick else SHAPES:
+        packs = tuple((kind, pack(kind, tokens[kind], i)) for kind in KINDS for i in range(_batches(kind, batches)))
+        planners = tuple(asked.planner or planners_of(num_nodes * ranks_per_node))
+        rounds = 3 if asked.quick else asked.rounds
+        rows += measure(Setting(num_nodes, ranks_per_node, packs, planners, rounds))
+    record("nodes", {"quick": asked.quick, "bytes_per_s": BYTES_PER_S, "rows": rows}, found, folder)
+    return 0
+
+
+def _batches(kind: str, batches: int) -> int:
+    return 1 if kind == "single" else batches
+
+
+def measure(setting: Setting) -> list[dict]:
+    """Emulate a cluster, run every planner on every pack, and print a row for each kind of pack."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-nodes-") as folder,
+        nodes(setting.num_nodes, setting.ranks_per_node, setting.bytes_per_s) as made,
+    ):
+        told = run_ranks(setting.num_ranks, _rank, setting, folder, inside=made.inside)
+    kinds = dict.fromkeys(kind for kind, _ in setting.packs)
+    rows = [_row(setting, kind, told) for kind in kinds]
+    measured = told[0]["cluster"]
+    print(
+        f"\n{setting.num_nodes} nodes × {setting.ranks_per_node} ranks, heads {HEADS.num_q_heads}:{HEADS.num_kv_heads}:"
+        f"{HEADS.head_dim} {HEADS.dtype}; measured: kernel {measured['flops_per_s'] / 1e9:.1f} GFLOP/s forward, "
+        f"{measured['flops_per_s'] * measured['attend_grad_efficiency'] / 1e9:.1f} backward, latency "
+        f"{measured['inter_latency_s'] * 1e6:.0f} µs\n{_header(setting.planners)}"
+    )
+    for row in rows:
+        print(_text(row, setting.planners), flush=True)
+    return rows
+
+
+def _row(setting: Setting, kind: str, told: list[dict]) -> dict:
+    """A kind of pack: means over its packs of the medians over rounds."""
+    which = [i for i, (name, _) in enumerate(setting.packs) if name == kind]
+    plans = told[0]["plans"]
+    out: dict = {
+        "nodes": setting.num_nodes,
+        "ranks_per_node": setting.ranks_per_node,
+        "kind": kind,
+        "tokens": sum(setting.packs[which[0]][1]),
+        "packs": len(which),
+        "rounds": setting.rounds,
+        "cluster": told[0]["cluster"],
+        "network_over_compute": float(np.mean([told[0]["ratios"][i] for i in which])),
+        "planners": {},
+    }
+    for planner in setting.planners:
+        refused = next((plans[i][planner]["refused"] for i in which if "refused" in plans[i][planner]), None)
+        if refused is not None:
+            out["planners"][planner] = {"refused": refused}
+            continue
+        walls = [_walls([one["times"][i][planner] for one in told]) for i in which]
+        out["planners"][planner] = {
+            "wall_s": float(np.mean([median(wall) for wall in walls])),
+            "spread": float(np.mean([(max(wall) - min(wall)) / median(wall) for wall in walls])),
+            "predicted_s": float(np.mean([plans[i][planner]["predicted_s"] for i in which])),
+            "network_s": float(np.mean([plans[i][planner]["network_s"] for i in which])),
+            "chose": [plans[i][planner]["planner"] for i in which],
+        }
+    return out
+
+
+def _walls(times: list[list[tuple[float, float]]]) -> list[float]:
+    """Seconds of each round from the first start to the last end. times: by rank and round."""
+    return [max(end for _, end in one) - min(begin for begin, _ in one) for one in zip(*times)]
+
+
+def _rank(rank: int, setting: Setting, folder: str) -> dict:
+    """Calibrate together; rank 0 plans; all run every pack by every planner in turn."""
+    connect()
+    session = Session(dtype=torch.float32)
+    cluster = _calibrated(setting, session)
+    told: dict = {"times": []}
+    if rank == 0:
+        told |= _planned(setting, cluster, Path(folder))
+    dist.barrier()
+    for index in range(len(setting.packs)):
+        paths = {name: _path(folder, index, name) for name in setting.planners}
+        plans = {name: Plan.load(path) for name, path in paths.items() if path.exists()}
+        session.arena.reserve(max(int(plan.arena_bytes()[rank]) for plan in plans.values()))
+        told["times"].append(_timed(session, plans, setting.rounds))
+    return told
+
+
+def _timed(session: Session, plans: dict[str, Plan], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """(begin, end) of every planner and round, by the machine's one monotonic clock."""
+    executors = {name: session.load(plan) for name, plan in plans.items()}
+    inputs = {}
+    for name, executor in executors.items():
+        generator = torch.Generator().manual_seed(session.rank)
+        shape = (executor.num_tokens, HEADS.num_q_heads, HEADS.head_dim)
+        inputs[name] = [torch.randn(shape, generator=generator) for _ in range(4)]
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
+    for round_ in range(rounds + 1):
+        for name, executor in executors.items():
+            q, k, v, do = inputs[name]
+            dist.barrier()
+            begin = time.monotonic()
+            executor.backward(do, executor.forward(q, k, v))
+            if round_:
+                times[name].append((begin, time.monotonic()))
+    return times
+
+
+def _planned(setting: Setting, cluster: hsap.Cluster, folder: Path) -> dict:
+    """Compile every pack by every planner into the folder; what the plans promise."""
+    plans, ratios = [], []
+    for index, (_, lengths) in enumerate(setting.packs):
+        problem, told = setting.problem(lengths, cluster), {}
+        for planner in setting.planners:
+            name, options = read_planner(planner)
+            try:
+                plan = hsap.compile(problem, name, **options)
+            except Refused as error:
+                told[planner] = {"refused": str(error)}
+                continue
+            report = hsap.verify(plan)
+            assert report.ok, str(report)
+            plan.save(_path(folder, index, planner))
+            predicted_s = hsap.simulate(plan).predicted_s
+            told[planner] = {"planner": plan.planner, "predicted_s": predicted_s, "network_s": network_s(plan, setting)}
+        plans.append(told)
+        ring = hsap.compile(problem, BASE)
+        ratios.append(network_s(ring, setting) / compute_s(ring, cluster))
+    return {"plans": plans, "ratios": ratios, "cluster": asdict(cluster)}
+
+
+def network_s(plan: Plan, setting: Setting) -> float:
+    """Seconds for which a plan keeps its busiest node's port in one direction, at the shaped rate."""
+    total = np.zeros((2, setting.num_nodes))
+    node_of = np.arange(plan.num_ranks) // setting.ranks_per_node
+    for programs in plan.programs[0]:
+        sent = flows(plan, programs)
+        src, dst = node_of[sent.src], node_of[sent.dst]
+        for direction, end in enumerate((src, dst)):
+            np.add.at(total[direction], end[src != dst], sent.num_bytes[src != dst])
+    return float(total.max() / setting.bytes_per_s)
+
+
+def compute_s(plan: Plan, cluster: hsap.Cluster) -> float:
+    """Seconds of the kernel for all visible pairs, spread evenly over the ranks, at the measured rates."""
+    pairs = float(plan.area_per_column().sum())
+    heads = plan.problem.heads
+    flops = pairs * heads.num_q_heads * heads.head_dim
+    both = FLOPS_PER_PAIR[Op.ATTEND] / cluster.attend_efficiency
+    both += FLOPS_PER_PAIR[Op.ATTEND_GRAD] / cluster.attend_grad_efficiency
+    return flops * both / cluster.flops_per_s / plan.num_ranks
+
+
+def _path(folder: str | Path, index: int, planner: str) -> Path:
+    return Path(folder) / f"{index}-{planner.replace(':', '-')}.plan"
+
+
+def _calibrated(setting: Setting, session: Session) -> hsap.Cluster:
+    """Describe the emulated nodes: the shaped rate, and what kernel and latency are while all ranks measure at once.
+
+    Ranks of a node share its port; a rank's rate is its part of it.
+    """
+    seconds = _kernel_s(session)
+    latency_s = _latency_s()
+    found = torch.tensor([*seconds, latency_s], dtype=torch.float64)
+    dist.all_reduce(found)
+    forward, backward, latency_s = (found / dist.get_world_size()).tolist()
+    rate = _KERNEL_FLOPS / forward
+    base = hsap.Cluster.preset("cpu-gloo")
+    return hsap.Cluster(
+        "emulated",
+        setting.ranks_per_node,
+        intra_bytes_per_s=base.intra_bytes_per_s,
+        inter_bytes_per_s=setting.bytes_per_s / setting.ranks_per_node,
+        intra_latency_s=base.intra_latency_s,
+        inter_latency_s=latency_s,
+        flops_per_s=rate,
+        num_nodes=setting.num_nodes,
+        memory_bytes_per_s=base.memory_bytes_per_s,
+        kernel_overhead_s=base.kernel_overhead_s,
+        slice_overhead_s=base.slice_overhead_s,
+        attend_efficiency=1.0,
+        attend_grad_efficiency=2.5 * forward / backward,
+        tile_tokens=base.tile_tokens,
+    )
+
+
+_KERNEL_TOKENS = 1024
+_KERNEL_FLOPS = FLOPS_PER_PAIR[Op.ATTEND] * _KERNEL_TOKENS**2 * HEADS.num_q_heads * HEADS.head_dim
+
+
+def _kernel_s(session: Session, runs: int = 5) -> tuple[float, float]:
+    """Median seconds of the kernel's forward and backward on a full square, all ranks at once."""
+    kernel, scale = session.kernel(HEADS.head_dim), HEADS.head_dim**-0.5
+    everything = canonical(np.array([[0, _KERNEL_TOKENS, 0, _KERNEL_TOKENS, -UNBOUNDED, UNBOUNDED]]))
+    prepared = kernel.prepare(Work(everything, (HeadRun(0, HEADS.num_q_heads, 0, HEADS.num_kv_heads),)), "cpu")
+    q, do, o, dq = torch.randn(4, _KERNEL_TOKENS, HEADS.num_q_heads, HEADS.head_dim)
+    kv, dkv = torch.randn(2, _KERNEL_TOKENS, 2, HEADS.num_kv_heads, HEADS.head_dim)
+    lse, delta = torch.zeros(2, _KERNEL_TOKENS, HEADS.num_q_heads, dtype=torch.float64)
+    times = []
+    dist.barrier()
+    for _ in range(runs):
+        start = time.perf_counter()
+        kernel.attend(prepared, q, kv, o, lse, scale)
+        middle = time.perf_counter()
+        kernel.attend_grad(prepared, q, kv, do, lse, delta, dq, dkv, scale)
+        times.append((middle - start, time.perf_counter() - middle))
+    forward, backward = zip(*times)
+    return median(forward), median(backward)
+
+
+def _latency_s(runs: int = 20) -> float:
+    """Half of the median round trip of a byte between the first rank and the last."""
+    first, last, times = 0, dist.get_world_size() - 1, []
+    byte = torch.zeros(1, dtype=torch.uint8)
+    for _ in range(runs):
+        start = time.perf_counter()
+        if dist.get_rank() == first:
+            dist.send(byte, last)
+            dist.recv(byte, last)
+        elif dist.get_rank() == last:
+            dist.recv(byte, first)
+            dist.send(byte, first)
+        times.append((time.perf_counter() - start) / 2)
+    found = torch.tensor(median(times), dtype=torch.float64)
+    dist.broadcast(found, first)
+    return float(found)
+
+
+def _legend() -> str:
+    return (
+        "ms of a layer forward and backward; in brackets how many times faster than ring. net/comp: a ring's time on "
+        "its busiest port over the kernel's time on a rank (above 1, the network decides). best: auto's time over the "
+        "fastest one's, ± half the spread of auto's rounds; aim: 1 within noise, and 1.5 times faster than ring on "
+        f"ragged packs ({', '.join(RAGGED)})."
+    )
+
+
+def _header(planners: Sequence[str]) -> str:
+    return (
+        f"{'pack':<16}{'net/comp':>9}"
+        + "".join(f"{name:>18}" for name in planners)
+        + f"{'best':>7}{'±':>6}  auto chose"
+    )
+
+
+def _text(row: dict, planners: Sequence[str]) -> str:
+    found = {name: row["planners"][name] for name in planners}
+    base = found.get(BASE, {}).get("wall_s")
+    cells = []
+    for told in found.values():
+        if "refused" in told:
+            cells.append("refused")
+        else:
+            cells.append(f"{told['wall_s'] * 1e3:.0f}" + (f" ({base / told['wall_s']:.2f}×)" if base else ""))
+    ending = ""
+    if "wall_s" in found.get(AUTO, {}):
+        auto = found[AUTO]
+        fastest = min(told["wall_s"] for told in found.values() if "wall_s" in told)
+        chose = " ".join(dict.fromkeys(auto["chose"]))
+        ending = f"{auto['wall_s'] / fastest:>7.2f}{auto['spread'] * 50:>5.0f}%  {chose}"
+    name = f"{row['kind']}@{row['tokens']}×{row['packs']}"
+    return f"{name:<16}{row['network_over_compute']:>9.2f}" + "".join(f"{cell:>18}" for cell in cells) + ending
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("tests.bench.nodes", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two nodes of one rank, short packs, three rounds")
+    parser.add_argument("--planner", nargs="+", metavar="NAME", help="NAME[:option=value,…] (default: the table's)")
+    parser.add_argument("--batches", type=int, default=2, metavar="N", help="packs of each ragged kind (default 2)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds that count (default 5)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
