@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "api": {"ir", "compiler", "planners", "sim"},
     "models": {"ir"},
     "data": {"ir", "api"},
-    "cli": {"ir", "api", "planners", "verify"},
+    "view": {"ir", "sim"},
+    "cli": {"ir", "api", "planners", "verify", "view"},
     "train": {"ir", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""

@@ -1,4 +1,4 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `planners`, one command a file. Starts without torch and numba."""
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `planners`, one command a file. Starts without torch and numba."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import plan, planners, simulate, verify
+from hsap.cli import plan, planners, simulate, verify, view
 from hsap.cli.exit import BAD_INPUT, NOT_OK
 
-COMMANDS = (plan, verify, simulate, planners)
+COMMANDS = (plan, verify, simulate, view, planners)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
