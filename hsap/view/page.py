@@ -19,7 +19,7 @@ from hsap.view.scene import Scene, check_comparable, vocabulary
 
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = (
-    "columns", "words", "colours", "state", "course", "canvas", "tip", "plot",
+    "columns", "words", "colours", "state", "course", "canvas", "boxes", "tip", "plot",
     "matrix", "arrows", "timeline", "memory", "links", "waiting", "stream", "figures", "page",
 )  # fmt: skip
 STYLES = ("theme", "page", "panels")

@@ -2,10 +2,10 @@
 
 import { theme } from "./colours.js";
 
-const MOST = 700;
+export const MOST = { all: 240, ofRank: 600 };
 
 /** Sends that are on their way in [from, to] ticks, all of them or those that touch a rank; null if too many. */
-export function underWay(course, from, to, rank = null) {
+export function underWay(course, from, to, most, rank = null) {
   const out = [];
   for (let r = 0; r < course.lanes.length; r++) {
     const { items, start, end, reach } = course.lanes[r][1];
@@ -15,7 +15,7 @@ export function underWay(course, from, to, rank = null) {
       if (end[i] < from || course.partner[i] < 0) continue;
       if (rank !== null && r !== rank && course.peer[i] !== rank) continue;
       out.push(i);
-      if (out.length > MOST) return null;
+      if (out.length > most) return null;
     }
   }
   return out;

@@ -43,6 +43,7 @@ class Course {
     this.spent = told.spent_s;
     this.numStages = told.stages;
     this.is = Object.fromEntries(scene.words.ops.map((name, op) => [name, op]));
+    this.across = this.crossings();
     this.lanes = this.offsets.length > 1 ? Array.from({ length: scene.numRanks }, (_, r) => this.lanesOf(r)) : [];
   }
 
@@ -58,9 +59,21 @@ class Course {
     return this.op[i] === this.is.send || this.op[i] === this.is.recv;
   }
 
+  /** 1 for every transfer that leaves its node. */
+  crossings() {
+    const { nodes } = this.scene;
+    const out = new Uint8Array(this.op.length);
+    for (let rank = 0; rank + 1 < this.offsets.length; rank++) {
+      for (let i = this.offsets[rank]; i < this.offsets[rank + 1]; i++) {
+        out[i] = this.peer[i] >= 0 && nodes[this.peer[i]] !== nodes[rank] ? 1 : 0;
+      }
+    }
+    return out;
+  }
+
   /** Whether a transfer leaves its node. */
   crosses(i) {
-    return this.peer[i] >= 0 && this.scene.nodes[this.peer[i]] !== this.scene.nodes[this.rankOf(i)];
+    return this.across[i] === 1;
   }
 
   /** Seconds [from, to] of the box that stands for an instruction. */

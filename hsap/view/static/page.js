@@ -55,7 +55,8 @@ function repaintAll() {
 
 function about(scene) {
   const options = Object.entries(scene.options).map(([name, value]) => `${name}=${value}`).join(", ");
-  const batch = `${whole(scene.tokens)} tokens in ${whole(scene.columns.borders.length - 1)} documents`;
+  const numDocuments = scene.columns.borders.length - 1;
+  const batch = `${whole(scene.tokens)} tokens in ${whole(numDocuments)} ${numDocuments === 1 ? "document" : "documents"}`;
   const numNodes = new Set(scene.nodes).size;
   const where = `${scene.numRanks} ranks (${scene.topology}) on ${numNodes} ${numNodes === 1 ? "node" : "nodes"}`;
   return element("p", {}, element("b", {}, scene.title), ` ${scene.title === scene.planner ? "" : `${scene.planner} `}${options ? `(${options}) ` : ""}· ${batch} · ${where} · heads ${scene.heads} ${scene.dtype} · ${scene.note}`);

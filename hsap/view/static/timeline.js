@@ -1,6 +1,7 @@
 // Timeline: a row per rank, its compute stream above its messages out and in; arrows between the rows.
 
-import { drawArrows, firstReaching, underWay } from "./arrows.js";
+import { drawArrows, firstReaching, MOST, underWay } from "./arrows.js";
+import { both, Boxes } from "./boxes.js";
 import { Canvas, follow } from "./canvas.js";
 import { inkOn, rankColour, stageColour, theme } from "./colours.js";
 import { light } from "./course.js";
@@ -11,13 +12,15 @@ import { describe, hush, tell } from "./tip.js";
 const ROW = { least: 10, most: 46, all: 440 };
 const MOST_HEIGHT = 660;
 const NEAR = 3;
+const HEAD = 4;
 
 export class Timeline {
   constructor(scene) {
     this.scene = scene;
     this.top = 0;
+    this.boxes = new Boxes();
     this.row = Math.min(Math.max(Math.floor(ROW.all / scene.numRanks), ROW.least), ROW.most);
-    const height = Math.min(this.row * scene.numRanks, MOST_HEIGHT) + AXIS;
+    const height = HEAD + Math.min(this.row * scene.numRanks, MOST_HEIGHT) + AXIS;
     this.canvas = new Canvas("Timeline", height, (c) => this.draw(c), (c) => this.drawOver(c));
     this.host = this.canvas.host;
     follow(this.canvas, {
@@ -34,7 +37,7 @@ export class Timeline {
   }
 
   scroll(dy) {
-    const most = this.row * this.scene.numRanks - (this.canvas.height - AXIS);
+    const most = HEAD + this.row * this.scene.numRanks - (this.canvas.height - AXIS);
     this.top = Math.min(Math.max(this.top + dy, 0), Math.max(most, 0));
   }
 
@@ -43,7 +46,7 @@ export class Timeline {
     const gap = Math.max(1, Math.round(this.row * 0.12));
     const thin = Math.max(2, Math.round((this.row - gap) * 0.16));
     const work = this.row - gap - 2 * thin;
-    const y = rank * this.row - this.top;
+    const y = HEAD + rank * this.row - this.top;
     return [[y, work], [y + work, thin], [y + work + thin, thin]][which];
   }
 
@@ -60,9 +63,14 @@ export class Timeline {
     context.rect(GUTTER, 0, this.canvas.width - GUTTER, bottom);
     context.clip();
     const [first, last] = this.ranks();
+    this.palette = this.readPalette(course);
+    this.boxes.clear(this.canvas.width - GUTTER, bottom, this.canvas.ratio);
+    const labels = [];
     for (let rank = first; rank <= last; rank++) {
-      for (const which of [0, 1, 2]) this.drawLane(context, course, rank, which);
+      for (const which of [0, 1, 2]) this.drawLane(course, rank, which, labels);
     }
+    this.boxes.put(context, GUTTER, 0);
+    this.drawLabels(context, course, labels);
     const { x } = scale(this.canvas);
     const sends = state.arrows ? this.arrows(course) : [];
     drawArrows(context, course, sends, (tick, rank, into) => this.place(x(tick * course.tick), rank, into), false);
@@ -73,14 +81,14 @@ export class Timeline {
   /** First and last rank in sight. */
   ranks() {
     const bottom = this.canvas.height - AXIS;
-    const last = Math.floor((this.top + bottom - 1) / this.row);
-    return [Math.floor(this.top / this.row), Math.min(last, this.scene.numRanks - 1)];
+    const last = Math.floor((this.top + bottom - HEAD - 1) / this.row);
+    return [Math.max(Math.floor((this.top - HEAD) / this.row), 0), Math.min(last, this.scene.numRanks - 1)];
   }
 
   /** Sends to draw: all in sight; where those are too many, the chosen rank's, if these are few enough. */
   arrows(course) {
     const [from, to] = state.range.map((seconds) => seconds / course.tick);
-    return underWay(course, from, to) ?? underWay(course, from, to, state.rank) ?? [];
+    return underWay(course, from, to, MOST.all) ?? underWay(course, from, to, MOST.ofRank, state.rank) ?? [];
   }
 
   place(x, rank, into) {
@@ -116,52 +124,49 @@ export class Timeline {
     }
   }
 
-  /** Boxes of one lane; those that begin in a pixel that is already filled are left out, equal neighbours are joined. */
-  drawLane(context, course, rank, which) {
+  /** Boxes of one lane; those that begin in a column that is already filled are left out, equal neighbours are joined. */
+  drawLane(course, rank, which, labels) {
     const { items, start, end, reach } = course.lanes[rank][which];
     const [y, height] = this.lane(rank, which);
+    const { boxes } = this;
     const [from, to] = state.range.map((seconds) => seconds / course.tick);
-    const per = (this.canvas.width - GUTTER) / (to - from);
+    const per = boxes.columns / (to - from);
     const colours = this.colours(course, rank, which);
     let left = 0, right = -1, colour = null;
     for (let k = firstReaching(reach, from); k < items.length; k++) {
       const i = items[k];
       if (start[i] > to) break;
-      const x0 = GUTTER + Math.max(start[i] - from, 0) * per, x1 = GUTTER + Math.min(end[i] - from, to - from) * per;
+      const x0 = Math.floor((start[i] - from) * per), x1 = Math.floor((end[i] - from) * per);
+      const next = colours(i);
       if (x1 - x0 >= 2) {
-        if (right > left) box(context, left, right, y, height, colour);
+        if (right > left) boxes.fill(left, right, y, height, colour.pixel);
         right = -1;
-        this.drawBox(context, course, i, which, x0, x1, y, height, colours(i));
+        if (next === null) boxes.fill(x0, x1, y + height / 2 - 1, 2, this.palette.wait.pixel);
+        else boxes.fill(x0, x1 - x0 > 5 ? x1 - 1 : x1, y, height, next.pixel);
+        if (next && !which && height >= 13 && x1 - x0 > 26 * boxes.ratio) labels.push([i, x0, x1, y + height / 2, next.css]);
         continue;
       }
-      const column = Math.floor(x0);
-      if (column < right) continue;
-      const next = colours(i);
-      if (next === null) continue;
-      if (column > right || next !== colour) {
-        if (right > left) box(context, left, right, y, height, colour);
-        [left, colour] = [column, next];
+      if (x0 < right || next === null) continue;
+      if (x0 > right || next !== colour) {
+        if (right > left) boxes.fill(left, right, y, height, colour.pixel);
+        [left, colour] = [x0, next];
       }
-      right = column + 1;
+      right = x0 + 1;
     }
-    if (right > left) box(context, left, right, y, height, colour);
+    if (right > left) boxes.fill(left, right, y, height, colour.pixel);
   }
 
-  drawBox(context, course, i, which, x0, x1, y, height, colour) {
-    if (colour === null) {
-      context.fillStyle = theme.wait;
-      context.fillRect(x0, y + height / 2 - 1, x1 - x0, 2);
-      return;
-    }
-    const wide = x1 - x0;
-    box(context, x0, wide > 5 ? x1 - 0.7 : x1, y, height, colour);
-    if (which || wide < 26 || height < 13) return;
-    const label = this.label(course, i);
-    if (label.length * 6.4 + 6 > wide) return;
-    context.fillStyle = inkOn(colour);
+  drawLabels(context, course, labels) {
+    const { ratio } = this.boxes;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.fillText(label, (x0 + x1) / 2, y + height / 2 + 0.5);
+    for (const [i, x0, x1, y, colour] of labels) {
+      const label = this.label(course, i);
+      const [left, right] = [Math.max(x0 / ratio, 0), Math.min(x1 / ratio, this.canvas.width - GUTTER)];
+      if (label.length * 6.4 + 6 > right - left) continue;
+      context.fillStyle = inkOn(colour);
+      context.fillText(label, GUTTER + (left + right) / 2, y + 0.5);
+    }
   }
 
   label(course, i) {
@@ -173,12 +178,19 @@ export class Timeline {
 
   /** How boxes of a lane are coloured; null for standing still. */
   colours(course, rank, which) {
-    if (which) return (i) => (course.crosses(i) ? theme.inter : theme.intra);
-    const own = rankColour(this.scene.nodes, rank);
+    const { palette } = this;
+    if (which) return (i) => (course.crosses(i) ? palette.inter : palette.intra);
     return (i) => {
-      if (course.attends(i)) return state.colour === "rank" ? own : stageColour(course.stage[i], course.numStages);
-      return course.op[i] === course.is.wait ? null : theme.work;
+      if (course.attends(i)) return state.colour === "rank" ? palette.ranks[rank] : palette.stages[course.stage[i]];
+      return course.op[i] === course.is.wait ? null : palette.work;
     };
+  }
+
+  readPalette(course) {
+    const { nodes } = this.scene;
+    const stages = Array.from({ length: course.numStages }, (_, stage) => both(stageColour(stage, course.numStages)));
+    const named = Object.fromEntries(["work", "wait", "intra", "inter"].map((name) => [name, both(theme[name])]));
+    return { ...named, stages, ranks: nodes.map((_, rank) => both(rankColour(nodes, rank))) };
   }
 
   drawOver(context) {
@@ -207,10 +219,14 @@ export class Timeline {
     context.restore();
   }
 
+  rankAt(y) {
+    return Math.floor((y + this.top - HEAD) / this.row);
+  }
+
   /** The instruction under a point, or the nearest within a few pixels; -1 for none. */
   find(x, y) {
     const course = shown(this.scene);
-    const rank = Math.floor((y + this.top) / this.row);
+    const rank = this.rankAt(y);
     if (!course || x < GUTTER || rank < 0 || rank >= this.scene.numRanks) return -1;
     const within = y - this.lane(rank, 0)[0];
     const [, work] = this.lane(rank, 0), [, thin] = this.lane(rank, 1);
@@ -242,13 +258,8 @@ export class Timeline {
   press(x, y) {
     const course = shown(this.scene);
     const i = this.find(x, y);
-    const rank = Math.floor((y + this.top) / this.row);
+    const rank = this.rankAt(y);
     if (rank >= 0 && rank < this.scene.numRanks) change("rank", { rank });
     change("light", { pinned: i < 0 ? null : light(course, { kind: "instruction", at: i }), pointed: null });
   }
-}
-
-function box(context, x0, x1, y, height, colour) {
-  context.fillStyle = colour;
-  context.fillRect(x0, y, x1 - x0, height);
 }

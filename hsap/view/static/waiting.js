@@ -7,15 +7,15 @@ import { change, longest, on, shown, state } from "./state.js";
 import { describeSpent, hush, tell } from "./tip.js";
 import { percent } from "./words.js";
 
-const AXIS = 4;
+const HEAD = 4;
 
 export class Waiting {
   constructor(scene) {
     this.scene = scene;
-    this.row = Math.min(Math.max(Math.floor(300 / scene.numRanks), 5), 24);
-    this.canvas = new Canvas("Where each rank's time went", this.row * scene.numRanks + AXIS, (c) => this.draw(c), () => {});
+    this.row = Math.min(Math.max(Math.floor(320 / scene.numRanks), 5), 34);
+    this.canvas = new Canvas("Where each rank's time went", HEAD + this.row * scene.numRanks, (c) => this.draw(c), () => {});
     this.host = this.canvas.host;
-    const rankAt = (y) => Math.min(Math.max(Math.floor(y / this.row), 0), scene.numRanks - 1);
+    const rankAt = (y) => Math.min(Math.max(Math.floor((y - HEAD) / this.row), 0), scene.numRanks - 1);
     follow(this.canvas, {
       point: (x, y, event) => shown(scene) && tell(event, describeSpent(shown(scene), rankAt(y))),
       leave: hush,
@@ -38,7 +38,7 @@ export class Waiting {
     context.textAlign = "right";
     context.textBaseline = "middle";
     course.spent.forEach((parts, rank) => {
-      const y = rank * this.row;
+      const y = HEAD + rank * this.row;
       const high = this.row > 6 ? this.row - 2 : this.row - 1;
       let x = GUTTER;
       parts.forEach((seconds, part) => {
