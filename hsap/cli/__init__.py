@@ -1,4 +1,7 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `planners`, one command a file. Starts without torch and numba."""
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `planners`, one command a file.
+
+It starts without torch and numba.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ def add_to(commands) -> None:
     command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: the plan's own)")
     command.add_argument("--trace", metavar="FILE.json", help="also write a trace that Perfetto and Chrome open")
     for name, what in (("step", "the last"), ("layer", "the first"), ("group", "0")):
-        command.add_argument(f"--{name}", type=int, metavar="N", help=f"of a run: which {name} to show (default {what})")
+        command.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"of a run: which {name} to show (default {what})"
+        )
     command.set_defaults(run=_view)
 
 

@@ -24,16 +24,18 @@ class Columns:
         self._raw: list[bytes] = []
 
     def add(self, name: str, values, rising: bool = False) -> None:
-        """Add integers below 2^53. rising: keep differences of neighbours, which are small where values follow on."""
+        """Add integers, which must be below 2^53 in size.
+
+        rising: keep differences of neighbours, which are small where values follow each other.
+        """
         values = np.asarray(values, np.int64).ravel()
         # Differences are added up in 32 bits by the page.
         rising = rising and len(values) > 0 and np.abs(values).max() < 1 << 30
         if rising:
             values = np.diff(values, prepend=0)
-        for code, dtype in _DTYPES:
-            narrow = values.astype(dtype)
-            if (narrow == values).all():
-                break
+        code, narrow = next(
+            (code, narrow) for code, dtype in _DTYPES if ((narrow := values.astype(dtype)) == values).all()
+        )
         raw = narrow.tobytes()
         self._listed.append([name, code, len(values), int(rising)])
         self._raw.append(raw + bytes(-len(raw) % ALIGNMENT))

@@ -64,18 +64,18 @@ def partners(programs: Programs) -> np.ndarray:
     Between two ranks the transfers of a round meet in the order in which either side lists them.
     """
     out = np.full(len(programs), -1, np.int64)
-    rank, peer = programs.rank, programs.peer.astype(np.int64)
-    sends, receives = (np.flatnonzero(programs.op == op) for op in (Op.SEND, Op.RECV))
-    ends = [(rank[sends], peer[sends]), (peer[receives], rank[receives])]
-    tables = []
-    for index, (src, dst) in zip((sends, receives), ends):
-        order = np.lexsort([index, dst, src, programs.round[index]])
-        key = np.stack([programs.round[index], src, dst])[:, order]
-        fresh = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0))[: len(index)]
-        first = np.maximum.accumulate(np.where(fresh, np.arange(len(index)), 0))
-        place = np.arange(len(index)) - first
-        tables.append({(*k, p): i for *k, p, i in np.vstack([key, place, index[order]]).T.tolist()})
-    for key, send in tables[0].items():
-        if (receive := tables[1].get(tuple(key))) is not None:
-            out[send], out[receive] = receive, send
+    moved = np.flatnonzero((programs.op == Op.SEND) | (programs.op == Op.RECV))
+    receives = programs.op[moved] == Op.RECV
+    own, other = programs.rank[moved], programs.peer[moved].astype(np.int64)
+    key = np.stack([programs.round[moved], np.where(receives, other, own), np.where(receives, own, other), receives])
+    order = np.lexsort([moved, *key[::-1]])
+    moved, key = moved[order], key[:, order]
+    # The place of each half among its equals; then halves of one place lie side by side.
+    first = np.flatnonzero(np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0))[: len(moved)])
+    place = np.arange(len(moved)) - np.repeat(first, np.diff(np.append(first, len(moved))))
+    key = np.concatenate([key[:3], place[None], key[3:]])
+    order = np.lexsort(key[::-1])
+    moved, key = moved[order], key[:, order]
+    send = np.flatnonzero((key[:4, 1:] == key[:4, :-1]).all(axis=0))
+    out[moved[send]], out[moved[send + 1]] = moved[send + 1], moved[send]
     return out

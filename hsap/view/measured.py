@@ -65,7 +65,9 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
         known = sorted({line[name] for line in lines})
         chosen = pick(known, default=None) if wanted is None else wanted
         if chosen not in known:
-            raise ValueError(f"{folder}: {name} {chosen} of group {group} was not measured; there is {known or 'nothing'}")
+            raise ValueError(
+                f"{folder}: {name} {chosen} of group {group} was not measured; there is {known or 'nothing'}"
+            )
         lines = [line for line in lines if line[name] == chosen]
     first = min(line["micro"] for line in lines)
     lines = [line for line in lines if line["micro"] == first]
@@ -87,7 +89,9 @@ def _lines(path: Path) -> Iterator[dict]:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error}); was the run stopped while it wrote? remove the line") from None
+            raise ValueError(
+                f"{where}: not JSON ({error}); was the run stopped while it wrote? remove the line"
+            ) from None
         if not isinstance(line, dict):
             raise ValueError(f"{where}: expected an object with plan, rank, step, …, found {type(line).__name__}")
         for name, default in _NUMBERS.items():
@@ -147,7 +151,9 @@ def _times(line: dict, name: str, count: int) -> np.ndarray:
     values = line.get(name, [None] * count if optional else None)
     if not isinstance(values, list) or len(values) != count:
         found = len(values) if isinstance(values, list) else values
-        raise ValueError(f"{line['where']}: {name} must be a list of {count} times, the rank's instructions; got {found}")
+        raise ValueError(
+            f"{line['where']}: {name} must be a list of {count} times, the rank's instructions; got {found}"
+        )
     if not all(type(value) in (int, float) or (optional and value is None) for value in values):
         raise ValueError(f"{line['where']}: {name} has a value that is no number of seconds")
     out = np.array([np.nan if value is None else value for value in values], np.float64)
@@ -163,21 +169,15 @@ def _fill(programs: Programs, start, end, comm_start, comm_end) -> None:
     send = np.flatnonzero((programs.op == Op.SEND) & np.isnan(comm_start))
     met = partners(programs)[send]
     waits = wait_of(programs)
-    send, met = send[(met >= 0)], met[met >= 0]
-    known = (waits[met] >= 0)
+    known = (met >= 0) & (waits[met] >= 0)
     send, met = send[known], met[known]
-    launched = {key: i for key, i in _keyed(programs, Op.LAUNCH)}
-    rank = programs.rank
+    launches = np.flatnonzero(programs.op == Op.LAUNCH)
+    rank, round_ = programs.rank, programs.round
+    launched = dict(zip(zip(rank[launches].tolist(), round_[launches].tolist()), launches.tolist()))
     for s, r in zip(send.tolist(), met.tolist()):
-        launch = launched.get((int(rank[s]), int(programs.round[s])), s)
-        comm_start[[s, r]] = start[launch]
-        comm_end[[s, r]] = max(end[waits[r]], start[launch])
-
-
-def _keyed(programs: Programs, op: Op) -> Iterator[tuple[tuple[int, int], int]]:
-    rank = programs.rank
-    for i in np.flatnonzero(programs.op == op).tolist():
-        yield (int(rank[i]), int(programs.round[i])), i
+        begun = start[launched.get((int(rank[s]), int(round_[s])), s)]
+        comm_start[[s, r]] = begun
+        comm_end[[s, r]] = max(end[waits[r]], begun)
 
 
 def _plan_wait_s(folder: Path, step: int) -> float | None:

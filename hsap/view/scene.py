@@ -112,7 +112,7 @@ class Scene:
             num_stages = int(chart[:, Chart.STAGE].max(initial=-1)) + 1
             directions.append(None if course is None else _course(plan, course, f"{mask}.{direction}", columns))
             if course is not None:
-                directions[-1]["stages"] = max(num_stages, int(course.programs.stage.max(initial=-1)) + 1)
+                directions[-1]["stages"] = num_stages
         return {"name": ", ".join(words), "layers": layers, "directions": directions}
 
 

@@ -34,7 +34,8 @@ export function firstReaching(reach, wanted) {
 /** Draw sends as arrows. place: gives the pixels of a time in ticks on a rank's lane of messages. */
 export function drawArrows(context, course, sends, place, bold) {
   for (const crosses of [false, true]) {
-    context.strokeStyle = context.fillStyle = crosses ? theme.inter : theme.intra;
+    context.strokeStyle = crosses ? theme.inter : theme.intra;
+    context.fillStyle = context.strokeStyle;
     context.globalAlpha = bold ? 1 : sends.length > 150 ? 0.4 : 0.8;
     context.lineWidth = bold ? 2 : 1.2;
     const lines = new Path2D(), heads = new Path2D();
@@ -45,17 +46,23 @@ export function drawArrows(context, course, sends, place, bold) {
       arrow(lines, heads, a, b, bold ? 9 : 7);
     }
     context.stroke(lines);
+    // A rim, so that heads are seen on messages of their own colour.
+    context.strokeStyle = theme.plot;
+    context.stroke(heads);
     context.fill(heads);
   }
   context.globalAlpha = 1;
 }
 
+/** A line that leaves and arrives upright, and its head. */
 function arrow(lines, heads, [x0, y0], [x1, y1], size) {
-  const bend = Math.min(Math.abs(x1 - x0) / 2, 40);
+  const down = Math.sign(y1 - y0) || 1;
+  const end = y1 - down * size;
+  const bend = Math.max(Math.abs(end - y0) / 2, size) * down;
   lines.moveTo(x0, y0);
-  lines.bezierCurveTo(x0 + bend, y0, x1 - bend - size, y1, x1 - size, y1);
+  lines.bezierCurveTo(x0, y0 + bend, x1, end - bend, x1, end);
   heads.moveTo(x1, y1);
-  heads.lineTo(x1 - size, y1 - size / 2);
-  heads.lineTo(x1 - size, y1 + size / 2);
+  heads.lineTo(x1 - size * 0.55, end);
+  heads.lineTo(x1 + size * 0.55, end);
   heads.closePath();
 }

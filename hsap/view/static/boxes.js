@@ -38,4 +38,4 @@ export class Boxes {
 }
 
 /** A colour for canvases and for pixels. */
-export const both = (css) => ({ css, pixel: pixel(css) });
+export const both = (css, alpha = 255) => ({ css, pixel: pixel(css, alpha) });

@@ -30,7 +30,7 @@ export function rankColour(nodes, rank) {
 }
 
 export function stageColour(stage, numStages) {
-  const part = numStages > 1 ? stage / (numStages - 1) : 0.35;
+  const part = numStages > 1 ? Math.min(stage / (numStages - 1), 1) : 0.35;
   // The darkest end would be lost on a dark page.
   const at = (theme.dark ? 0.18 + 0.82 * part : 0.94 * part) * (CIVIDIS.length - 1);
   const low = Math.min(Math.floor(at), CIVIDIS.length - 2);

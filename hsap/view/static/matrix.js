@@ -15,7 +15,7 @@ export class Matrix {
   constructor(scene) {
     this.scene = scene;
     this.order = [...scene.columns["shard.spans"].filter((_, i) => i % 2 === 0)].sort((a, b) => a - b);
-    this.canvas = new Canvas("Attention matrix", (width) => Math.min(width, 640), (c) => this.draw(c), (c) => this.drawOver(c));
+    this.canvas = new Canvas("Attention matrix", (width) => Math.min(width, 560), (c) => this.draw(c), (c) => this.drawOver(c));
     this.host = this.canvas.host;
     this.homes = this.bands();
     follow(this.canvas, {

@@ -4,7 +4,7 @@ import { Canvas, follow } from "./canvas.js";
 import { inkOn, roleColour, theme } from "./colours.js";
 import { light } from "./course.js";
 import { AXIS, GUTTER, chooseRank, drawCursor, drawTicks, overTime, scale } from "./plot.js";
-import { change, lit, on, shown, state } from "./state.js";
+import { change, lit, on, shown, watched } from "./state.js";
 import { describeBuffer, hush, tell } from "./tip.js";
 import { bytes, time } from "./words.js";
 
@@ -18,6 +18,7 @@ export class Memory {
     this.canvas = new Canvas("Memory over time", USE + GAP + MAP + AXIS, (c) => this.draw(c), (c) => this.drawOver(c));
     this.host = this.canvas.host;
     this.used = new Map();
+    this.rank = 0;
     follow(this.canvas, {
       point: (x, y, event) => this.point(x, y, event),
       leave: () => {
@@ -31,11 +32,7 @@ export class Memory {
     });
     overTime(this.canvas, { up: () => chooseRank(-1), down: () => chooseRank(1) });
     on("program paint range rank", () => this.canvas.repaint());
-    on("light", () => this.canvas.repaintOver());
-  }
-
-  get rank() {
-    return Math.min(state.rank, this.scene.numRanks - 1);
+    on("light", () => (watched(scene) === this.rank ? this.canvas.repaintOver() : this.canvas.repaint()));
   }
 
   /** Steps of every rank's use, {time: ticks, bytes}, and the most that any rank uses and reaches. */
@@ -69,6 +66,7 @@ export class Memory {
 
   draw(context) {
     const course = shown(this.scene);
+    this.rank = watched(this.scene);
     const width = this.canvas.width - GUTTER;
     context.fillStyle = theme.plot;
     context.fillRect(GUTTER, 0, width, USE);

@@ -2,7 +2,7 @@
 
 import { element } from "./canvas.js";
 import { light } from "./course.js";
-import { change, lit, on, reveal, shown, state } from "./state.js";
+import { change, lit, on, reveal, shown, state, watched } from "./state.js";
 import { describe, hush, tell } from "./tip.js";
 import { spans, spell, time } from "./words.js";
 
@@ -12,7 +12,7 @@ const SPARE = 6;
 export class Stream {
   constructor(scene) {
     this.scene = scene;
-    this.at = 0;
+    this.rank = 0;
     this.body = element("div", { class: "lines" });
     this.list = element(
       "div",
@@ -33,11 +33,7 @@ export class Stream {
     this.list.addEventListener("click", (event) => this.press(event));
     this.list.addEventListener("dblclick", () => lit() && reveal(lit().course, lit().instructions[0]));
     on("program rank", () => this.fill());
-    on("light", () => this.mark());
-  }
-
-  get rank() {
-    return Math.min(state.rank, this.scene.numRanks - 1);
+    on("light", () => (watched(scene) === this.rank ? this.mark() : this.fill()));
   }
 
   /** First and last + 1 instruction of the rank. */
@@ -47,6 +43,7 @@ export class Stream {
   }
 
   fill() {
+    this.rank = watched(this.scene);
     const [from, to] = this.extent;
     this.picker.value = String(this.rank);
     this.count.textContent = `${(to - from).toLocaleString("en-US")} instructions`;

@@ -181,7 +181,7 @@ export class Timeline {
     const { palette } = this;
     if (which) return (i) => (course.crosses(i) ? palette.inter : palette.intra);
     return (i) => {
-      if (course.attends(i)) return state.colour === "rank" ? palette.ranks[rank] : palette.stages[course.stage[i]];
+      if (course.attends(i)) return state.colour === "rank" ? palette.ranks[rank] : palette.stages[Math.min(course.stage[i], palette.stages.length - 1)];
       return course.op[i] === course.is.wait ? null : palette.work;
     };
   }
@@ -189,8 +189,9 @@ export class Timeline {
   readPalette(course) {
     const { nodes } = this.scene;
     const stages = Array.from({ length: course.numStages }, (_, stage) => both(stageColour(stage, course.numStages)));
-    const named = Object.fromEntries(["work", "wait", "intra", "inter"].map((name) => [name, both(theme[name])]));
-    return { ...named, stages, ranks: nodes.map((_, rank) => both(rankColour(nodes, rank))) };
+    // Messages are paler than the arrows over them.
+    const [intra, inter] = [both(theme.intra, 150), both(theme.inter, 150)];
+    return { work: both(theme.work), wait: both(theme.wait), intra, inter, stages, ranks: nodes.map((_, rank) => both(rankColour(nodes, rank))) };
   }
 
   drawOver(context) {
