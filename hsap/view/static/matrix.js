@@ -24,11 +24,7 @@ export class Matrix {
         hush();
         change("light", { pointed: null });
       },
-      press: (x, y) => {
-        const found = this.find(x, y);
-        change("light", { pinned: found, pointed: null });
-        if (found?.instructions.length) change("rank", { rank: found.course.rankOf(found.instructions[0]) });
-      },
+      press: (x, y) => this.pin(this.find(x, y)),
     });
     navigate(this.canvas, { pan: (dx, dy) => this.pan(dx, dy), zoom: (factor, x, y) => this.zoom(factor, x, y) });
     this.host.addEventListener("keydown", (event) => this.key(event));
@@ -89,6 +85,12 @@ export class Matrix {
     event.preventDefault();
   }
 
+  /** Keep something lit, and choose the rank that computes it. */
+  pin(found) {
+    if (found?.instructions.length) change("rank", { rank: found.course.rankOf(found.instructions[0]) });
+    change("light", { pinned: found, pointed: null });
+  }
+
   /** Pin the next block from the one that is lit, along a row or a column. */
   step(down, right) {
     const course = shown(this.scene);
@@ -104,7 +106,7 @@ export class Matrix {
       const further = best < 0 ? Infinity : down ? (block.q[best] - q) * down : (block.kv[best] - kv) * right;
       if (ahead < further) best = b;
     }
-    if (best >= 0) change("light", { pinned: light(course, { kind: "block", at: best }), pointed: null });
+    if (best >= 0) this.pin(light(course, { kind: "block", at: best }));
   }
 
   draw(context) {

@@ -32,9 +32,9 @@ export const longest = () => Math.max(...courses().map((course) => course.makesp
 /** What lights up now: what is pointed at, else what is pinned. */
 export const lit = () => state.pointed ?? state.pinned;
 
-/** The rank whose stream and memory a scene shows: that of what lights up in it, else the chosen one. */
+/** The rank whose stream and memory a scene shows: that of what is pointed at in it, else the chosen one. */
 export function watched(scene) {
-  const now = lit();
+  const now = state.pointed;
   const follows = now?.course.scene === scene && now.instructions.length && ["instruction", "block"].includes(now.main.kind);
   return Math.min(follows ? now.course.rankOf(now.instructions[0]) : state.rank, scene.numRanks - 1);
 }
