@@ -42,5 +42,5 @@ class Columns:
 
     def packed(self) -> dict:
         """JSON value: `columns`, a list of (name, dtype, length, whether differences); `data`, base64 of gzip."""
-        data = gzip.compress(b"".join(self._raw), compresslevel=9, mtime=0)
+        data = gzip.compress(b"".join(self._raw), compresslevel=6, mtime=0)
         return {"columns": self._listed, "data": base64.b64encode(data).decode()}

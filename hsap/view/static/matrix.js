@@ -246,7 +246,9 @@ export class Matrix {
       const shape = course.block.shape[b];
       const name = words.shapes[shape];
       // The diagonal's name stands in the visible half of its largest triangle.
-      const part = course.slice.hi[s] < k1[s] - 1 - q0[s] ? 0.32 : 0.5;
+      const causal = course.slice.hi[s] < k1[s] - 1 - q0[s];
+      if (causal && (k1[s] - k0[s]) * per < 2 * LABELLED.wide) continue;
+      const part = causal ? 0.32 : 0.5;
       const [atX, atY] = [x(k0[s] + part * (k1[s] - k0[s])), y(q0[s] + (1 - part) * (q1[s] - q0[s]))];
       if (atX < MARGIN || atY < MARGIN || name.length * 6 > (k1[s] - k0[s]) * per) continue;
       context.fillStyle = inkOn(this.colour(course, who[0]));
