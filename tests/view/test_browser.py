@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -37,12 +38,15 @@ def pages(tmp_path_factory):
     nodes = hsap.Cluster(ranks_per_node=4)
     run = tmp_path_factory.mktemp("run")
     write_run(run, plan)
+    half = read_run(run)
+    half = replace(half, courses=tuple((forward, None) for forward, _ in half.courses))
     scenes = {
         "one": [Scene.planned(hsap.simulate(plan))],
         "two": [Scene.planned(hsap.simulate(each)) for each in (plan, compiled(planner="ring", cluster=nodes))],
         "masks": [Scene.planned(hsap.simulate(compiled([90, 1, 40], "2x2", masks="window:7+full")))],
         "few": [Scene.planned(hsap.simulate(compiled([1], "3x1", "ring")))],
         "run": [Scene.planned(hsap.simulate(plan), "planned"), Scene.measured(read_run(run))],
+        "half": [Scene.planned(hsap.simulate(plan), "planned"), Scene.measured(half)],
         "hostile": [Scene.planned(hsap.simulate(plan), "</script><img src=x onerror=alert(1)>")],
     }
     for name, each in scenes.items():
@@ -271,6 +275,17 @@ def test_a_run_shows_twice_the_planned_time(show):
     row = page.locator("#figures tbody tr").first.locator("td").all_inner_texts()
     assert row[2] == "2.00 ×"
     assert "measured in step 3" in page.locator("#about").inner_text()
+
+
+def test_a_direction_that_nobody_measured_says_so(show):
+    page = show("half")
+    assert page.get_by_text("Nothing was measured").first.is_hidden()
+    page.get_by_role("button", name="backward").click()
+    settle(page)
+    views = page.locator("#timeline .view")
+    assert "Nothing was measured" in views.nth(1).inner_text() and "Nothing" not in views.nth(0).inner_text()
+    assert overlay(page, "#timeline .canvas", 0) > 1000
+    assert page.locator("#figures tbody tr").first.locator("td").all_inner_texts()[1:] == ["–", "–"]
 
 
 def test_words_of_a_plan_stay_words(show):

@@ -32,8 +32,8 @@ export class Stream {
     });
     this.list.addEventListener("click", (event) => this.press(event));
     this.list.addEventListener("dblclick", () => lit() && reveal(lit().course, lit().instructions[0]));
-    on("program rank", () => this.fill());
-    on("light", () => (watched(scene) === this.rank ? this.mark() : this.fill()));
+    on("program rank", () => this.ask(true));
+    on("light", () => this.ask(watched(scene) !== this.rank));
   }
 
   /** First and last + 1 instruction of the rank. */
@@ -42,27 +42,41 @@ export class Stream {
     return course ? [course.offsets[this.rank], course.offsets[this.rank + 1]] : [0, 0];
   }
 
+  /** Bring the list up to date in the next frame; refill: for another rank or program. */
+  ask(refill) {
+    this.refill ||= refill;
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      if (this.refill) this.fill();
+      else this.mark();
+    });
+  }
+
   fill() {
+    this.refill = false;
     this.rank = watched(this.scene);
     const [from, to] = this.extent;
     this.picker.value = String(this.rank);
     this.count.textContent = `${(to - from).toLocaleString("en-US")} instructions`;
     this.body.style.height = `${(to - from) * LINE}px`;
-    this.body.replaceChildren();
+    this.drawn = null;
     this.list.scrollTop = 0;
-    this.follow();
     this.draw();
   }
 
   draw() {
     const course = shown(this.scene);
     const [from, to] = this.extent;
+    this.follow();
     const first = Math.max(Math.floor(this.list.scrollTop / LINE) - SPARE, 0);
     const last = Math.min(first + Math.ceil(this.list.clientHeight / LINE) + 2 * SPARE, to - from);
+    const drawn = `${first} ${last}`;
+    if (drawn === this.drawn) return this.mark();
+    this.drawn = drawn;
     const lines = [];
     for (let line = first; line < last; line++) lines.push(this.line(course, from + line, line));
     this.body.replaceChildren(...lines);
-    this.mark();
+    return this.mark();
   }
 
   line(course, i, number) {
@@ -93,7 +107,8 @@ export class Stream {
       line.classList.toggle("lit", on);
       line.setAttribute("aria-selected", on);
     }
-    if (!state.pointed || !this.list.matches(":hover")) this.follow();
+    if (now !== this.marked) this.follow();
+    this.marked = now;
   }
 
   /** Scroll to what is lit, where it is this rank's and out of sight. */
@@ -102,7 +117,8 @@ export class Stream {
     const [from, to] = this.extent;
     if (!now || now.course !== shown(this.scene)) return;
     const i = now.instructions.find((each) => each >= from && each < to);
-    if (i === undefined) return;
+    // Under the pointer nothing moves by itself.
+    if (i === undefined || now === this.marked || this.list.matches(":hover")) return;
     const top = (i - from) * LINE;
     const { scrollTop, clientHeight } = this.list;
     if (top < scrollTop || top + LINE > scrollTop + clientHeight) this.list.scrollTop = top - clientHeight / 2;
