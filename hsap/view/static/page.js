@@ -113,7 +113,7 @@ function controls() {
   ];
   if (masks.length > 1) {
     const select = element("select", { "aria-label": "Mask", onchange: () => { state.mask = Number(select.value); reset(); } },
-      ...masks.map((mask, i) => element("option", { value: i }, `${mask.name} (${mask.layers} layers)`)));
+      ...masks.map((mask, i) => element("option", { value: i }, `${mask.name} (${mask.layers} ${mask.layers === 1 ? "layer" : "layers"})`)));
     choices.unshift(element("label", { class: "choice" }, element("span", {}, "Mask"), select));
   }
   return element("div", { class: "controls" }, ...choices);
