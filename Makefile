@@ -30,7 +30,7 @@ test: $(READY)  ## Set up, then run all tests that need no GPU.
 exhaustive: $(READY)  ## Every combination of planner, mask, heads and topology, which `test` meets in pairs: an hour.
 	$(RUN) -m pytest -m exhaustive -n 2
 
-check: $(READY)  ## Style, and the tests that need no torch: for every edit.
+check: $(READY)  ## Style, and most of the tests that need no torch: for every edit.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(RUN) -m pytest -m "not slow" tests/ir tests/compiler tests/planners tests/verify tests/test_cli.py tests/test_imports.py -n 2

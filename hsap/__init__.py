@@ -14,7 +14,7 @@ from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem, Topology
-from hsap.ir.text import parse
+from hsap.ir.reader import parse
 from hsap.verify import verify
 
 __version__ = "0.1.0"

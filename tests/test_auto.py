@@ -10,8 +10,8 @@ from hsap import planners
 from hsap.cli.plan import read_planner
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster
+from hsap.ir.reader import parse
 from hsap.ir.summary import summary
-from hsap.ir.text import parse
 
 HEADS = hsap.HeadShape(8, 2, 32)
 CHEAP = "ring|zigzag|distflash|sap"

@@ -18,7 +18,7 @@ from hsap.ir.layout import Layout
 from hsap.ir.mask import MASKS, Mask
 from hsap.ir.plan import Plan
 from hsap.ir.problem import PRESETS, Problem, Topology
-from hsap.ir.text import parse
+from hsap.ir.reader import parse
 from hsap.planners import PLANNERS
 
 SMALL = ["--heads", "4:2:8", "--planner", "ring"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from hsap.cli.exit import NOT_OK, OK
 from hsap.ir.listing import Listing
 from hsap.ir.plan import Plan
-from hsap.ir.text import parse
+from hsap.ir.reader import parse
 from hsap.verify import verify
 
 

@@ -129,9 +129,10 @@ def lower(
     arriving, leaving = transfers
     moved = Transfers.join(arriving, leaving)
     first_stage = int(moved.stage.min(initial=0)) - 1
-    last_stage = int(np.maximum(schedule.stage.max(initial=0), moved.stage.max(initial=0))) + 1
+    last_stage = int(np.maximum(schedule.stage.max(initial=0), moved.until.max(initial=0))) + 1
     first_round = len(INPUTS[direction])
-    rounds = assign_rounds(moved.stage, moved.src, moved.dst, num_ranks, first_round)
+    _, when = distinct((moved.stage - first_stage) * (last_stage - first_stage + 1) + moved.until - first_stage)
+    rounds = assign_rounds(when, moved.src, moved.dst, num_ranks, first_round)
     buffers, code = _Buffers(), _Code()
     ends = _Ends(buffers, code, np.arange(num_ranks), resharded)
     homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
@@ -277,7 +278,7 @@ def _return(buffers, code, side: _Side, role: Role, table: Transfers, rounds) ->
     there = m["to_first"], m["to_stop"]
     arrived = buffers.add(role, Space.ARENA, 0, m["dst"], there, m["group"])
     _exchange(code, role, m | {"target": arrived})
-    code.emit(Op.MERGE if role == Role.O else Op.SUM, m["dst"], m["stage"], FOLD, place=m["round"], role=role,
+    code.emit(Op.MERGE if role == Role.O else Op.SUM, m["dst"], m["until"], FOLD, place=m["round"], role=role,
               buf=(arrived, m["target"]), rows=there, group=m["group"])  # fmt: skip
 
 
@@ -291,16 +292,16 @@ def _exchange(code, role: Role, m: dict[str, np.ndarray]) -> None:
 
 
 def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
-    """Start each round where its stage begins and wait for it where the stage ends."""
+    """Start each round where its stage begins and wait for it where its last stage ends."""
     if not len(table):
         return
-    stage_of = np.zeros(int(rounds.max()) + 1, np.int64)
-    stage_of[rounds] = table.stage
+    stage_of, until = np.zeros((2, int(rounds.max()) + 1), np.int64)
+    stage_of[rounds], until[rounds] = table.stage, table.until
     joined = np.zeros((num_ranks, len(stage_of)), bool)
     joined[table.src, rounds] = joined[table.dst, rounds] = True
     rank, round_ = np.nonzero(joined)
     code.emit(Op.LAUNCH, rank, stage_of[round_], COMMUNICATE, place=round_ * 3 + 2, round=round_)
-    code.emit(Op.WAIT, rank, stage_of[round_], WAIT, place=round_, round=round_)
+    code.emit(Op.WAIT, rank, until[round_], WAIT, place=round_, round=round_)
 
 
 def _compute(code, sides: dict[bool, _Side], schedule: Schedule, direction: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from hsap.ir.schedule import Transfers
 from hsap.ir.sort import order_of
 from hsap.loops import loop
 
-MESSAGE = ("round", "src", "dst", "group", "stage", "source", "target", "first", "stop", "to_first", "to_stop")
+MESSAGE = ("round", "src", "dst", "group", "stage", "until", "source", "target", "first", "stop", "to_first", "to_stop")
 
 
 def messages(table: Transfers, group, rounds, source, target, rows, to_rows) -> dict[str, np.ndarray]:
@@ -16,7 +16,7 @@ def messages(table: Transfers, group, rounds, source, target, rows, to_rows) -> 
 
     group: as instructions name it. source, target: buffers. rows, to_rows: first and stop span of each shard in them.
     """
-    columns = np.stack([rounds, table.src, table.dst, group, table.stage, source, target, *rows, *to_rows])
+    columns = np.stack([rounds, table.src, table.dst, group, table.stage, table.until, source, target, *rows, *to_rows])
     # A round has a rank send once at most, so that it says the other end too.
     num_ranks, num_spans = int(table.src.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1
     num_groups = int(table.group.max(initial=0)) + 1

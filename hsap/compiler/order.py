@@ -67,9 +67,9 @@ def without_overlap(
     don't fit their arena otherwise (HSAP §3.4).
     """
     arriving, leaving = transfers
-    arriving = replace(arriving, stage=2 * arriving.stage + 1)
-    leaving = replace(leaving, stage=2 * leaving.stage - 1)
-    return replace(schedule, stage=2 * schedule.stage), (arriving, leaving)
+    apart = (2 * arriving.until + 1, 2 * leaving.stage - 1)
+    alone = tuple(replace(table, stage=stage, until=stage) for table, stage in zip(transfers, apart))
+    return replace(schedule, stage=2 * schedule.stage), alone
 
 
 def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:

@@ -1,13 +1,18 @@
 """Pipeline: from a problem and a planner's strategy to a plan, pass by pass.
 
-    cut, place (planner) → order → relay → lower → expand → buffers
+    cut, place (planner) → order → relay → prefetch → lower → expand → buffers
 
-Each pass is a pure function in a file of its own.
+Each pass is a pure function in a file of its own. Whoever wants to know how long passes take, or what they make, gives
+`build` a `Watch`.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,31 +20,39 @@ from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order, without_overlap
+from hsap.compiler.prefetch import prefetch
 from hsap.compiler.relay import relay
 from hsap.compiler.trays import SpanTable
 from hsap.ir.check import Refused
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
-from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy, Transfers
 from hsap.ir.span import row_starts
 
+Watch = Callable[[str, float, Any], None]
+"""Is told of every pass that has run: its function's name, its CPU seconds, and what it made."""
 
-def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> Plan:
-    """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows."""
+
+def build(problem: Problem, strategy: Strategy, planner: str, options: dict, watch: Watch | None = None) -> Plan:
+    """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows.
+
+    watch: is told of place_rows, and of the passes of each mask and direction in turn.
+    """
+    run = _plainly if watch is None else partial(watched, watch)
     asked, own = problem, strategy.topology
     if own is not None:
         assert own.num_ranks == problem.num_ranks, f"planner {planner} must use all ranks"
         problem = replace(problem, topology=own)
     _check_placement(problem, strategy, planner)
-    spans, *rows = place_rows(problem, strategy.shards)
+    spans, *rows = run(place_rows, problem, strategy.shards)
     table = SpanTable.of(strategy.shards, spans)
     programs, charts, slices = [], [], []
     for forward, backward in zip(strategy.forward, strategy.backward):
         assert np.array_equal(forward.blocks.slices, backward.blocks.slices), "both directions cut blocks alike"
         done = []
         for schedule, direction in zip((forward, backward), DIRECTIONS):
-            *compiled, table = _compile(problem, strategy, schedule, direction, table, rows)
+            *compiled, table = _compile(run, problem, strategy, schedule, direction, table, rows)
             done.append(compiled)
         programs.append(tuple(compiled for compiled, _ in done))
         charts.append(tuple(_chart(schedule) for _, schedule in done))
@@ -50,31 +63,56 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict) -> 
     return plan
 
 
+def _plainly(function: Callable, *arguments) -> Any:
+    return function(*arguments)
+
+
+def watched(watch: Watch, function: Callable, *arguments) -> Any:
+    """Call a pass, or what comes before or after all of them, and tell the watch."""
+    # CPU time: a pass is one thread, and what else the machine does counts less.
+    start = time.process_time()
+    made = function(*arguments)
+    watch(function.__name__, time.process_time() - start, made)
+    return made
+
+
 def _compile(
-    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
+    run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
 ) -> tuple[Programs, Schedule, SpanTable]:
-    """Run the passes on one mask and direction; the last ones again without overlap if the arena is too small."""
-    transfers = order(strategy.shards, schedule, direction)
+    """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small."""
+    transfers = run(order, strategy.shards, schedule, direction)
     if strategy.relay:
         nodes = problem.node_of[:: problem.topology.intra_sp]
-        transfers = relay(strategy.shards, schedule, transfers, problem.heads, nodes)
-    programs, grown = _emit(problem, strategy, schedule, transfers, direction, table, rows)
-    if problem.arena_multiple is not None:
+        transfers = run(relay, strategy.shards, schedule, transfers, problem.heads, nodes)
+    for made, routed in _ever_smaller(run, schedule, transfers, strategy.ahead):
+        programs, grown = _emit(run, problem, strategy, made, routed, direction, table, rows)
+        if problem.arena_multiple is None:
+            break
         _, rank_rows = rows
         starts = row_starts(table.spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
-        if programs.arena_bytes().max() > arena_capacity(problem, tokens_per_rank):
-            schedule, transfers = without_overlap(schedule, transfers)
-            programs, grown = _emit(problem, strategy, schedule, transfers, direction, table, rows)
-    return programs, schedule, grown
+        if programs.arena_bytes().max() <= arena_capacity(problem, tokens_per_rank):
+            break
+    return programs, made, grown
+
+
+def _ever_smaller(
+    run: Callable, schedule: Schedule, transfers, ahead: int
+) -> Iterator[tuple[Schedule, tuple[Transfers, Transfers]]]:
+    """Give the same work with less and less under way at once."""
+    if ahead:
+        yield schedule, run(prefetch, transfers, ahead)
+    yield schedule, transfers
+    yield run(without_overlap, schedule, transfers)
 
 
 def _emit(
-    problem: Problem, strategy: Strategy, schedule: Schedule, transfers, direction: str, table: SpanTable, rows
+    run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, transfers, direction: str, table, rows
 ) -> tuple[Programs, SpanTable]:
     inter, intra, num_groups = problem.topology.inter_sp, problem.topology.intra_sp, strategy.num_groups
-    draft = lower(table, schedule, transfers, direction, inter, num_groups, intra > 1)
-    return place_buffers(expand(problem, draft, *rows, num_groups, direction)), draft.table
+    draft = run(lower, table, schedule, transfers, direction, inter, num_groups, intra > 1)
+    programs = run(expand, problem, draft, *rows, num_groups, direction)
+    return run(place_buffers, programs), draft.table
 
 
 def _chart(schedule: Schedule) -> np.ndarray:

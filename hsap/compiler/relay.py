@@ -61,7 +61,7 @@ def _fan_out(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of: np.
     # The others' first use is that of the second row, which comes right behind the first in time.
     several = count > 1
     new_stage[rows[chosen[several]]] = np.minimum(stage[chosen], stage[first + several] - 1)[several]
-    return replace(table, src=src, stage=new_stage)
+    return replace(table, src=src, stage=new_stage, until=new_stage)
 
 
 def _merge_first(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of: np.ndarray, load) -> Transfers:
@@ -87,7 +87,7 @@ def _merge_first(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of:
     several = count > 1
     others = stage[np.where(chosen == first, first + several, first)]
     new_stage[rows[chosen[several]]] = np.maximum(stage[chosen], others + 1)[several]
-    return replace(table, dst=dst, stage=new_stage)
+    return replace(table, dst=dst, stage=new_stage, until=new_stage)
 
 
 def _bundles(table: Transfers, fresh: np.ndarray, node_of, end: np.ndarray, time: np.ndarray):

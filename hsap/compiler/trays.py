@@ -153,7 +153,7 @@ def lay_out(
     num_shards = len(shards)
     ends = [(role, t, t.dst) for role, t in arriving.items()] + [(role, t, t.src) for role, t in leaving.items()]
     keys, which = distinct(np.concatenate([_key(end, t.shard, t.group, num_shards, num_groups) for _, t, end in ends]))
-    stage = np.concatenate([t.stage for _, t, _ in ends])
+    stage = np.concatenate([t.until for t in arriving.values()] + [t.stage for t in leaving.values()])
     first_stage = int(stage.min(initial=0))
     num_stages = int(stage.max(initial=0)) - first_stage + 2
     assert num_stages ** len(ends) < (1 << 62) // (num_ranks * num_groups), "stages are numbered without gaps"

@@ -1,4 +1,4 @@
-"""Plan: a compiled batch as an immutable value, with a content hash and a stored form."""
+"""Plan: a compiled batch as an immutable value with a content hash; its forms are in `stored` and `text`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.ir import stored
 from hsap.ir.block import Shards
 from hsap.ir.check import instance
-from hsap.ir.heads import HeadShape
-from hsap.ir.layout import Layout
-from hsap.ir.mask import mask_to_json
 from hsap.ir.precision import Precision
-from hsap.ir.problem import Cluster, Problem, Topology
-from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
+from hsap.ir.problem import Problem, Topology, problem_from_json, problem_to_json
+from hsap.ir.program import Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS, Chart
 from hsap.ir.span import row_starts
-
-MAGIC = b"hsap-plan-2\n"
-"""First bytes of the stored form; the number rises whenever the columns change their meaning."""
-MAX_HEADER_BYTES = 1 << 28
+from hsap.ir.text import print_plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,12 +105,8 @@ class Plan:
         return hash(self.hash)
 
     def to_bytes(self) -> bytes:
-        """Stored form: magic, JSON header (with dtypes and shapes), raw little-endian columns."""
-        columns = _columns(self)
-        header = _header(self) | {"columns": [[name, c.dtype.str, list(c.shape)] for name, c in columns]}
-        text = json.dumps(header | {"hash": self.hash, "choice": self.choice}).encode()
-        raw = (np.ascontiguousarray(c).data for _, c in columns)
-        return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *raw])
+        """Give the stored form (`hsap.ir.stored`)."""
+        return stored.write(_header(self) | {"hash": self.hash, "choice": self.choice}, _columns(self))
 
     def save(self, path: str | Path) -> None:
         """Write the stored form to a file."""
@@ -133,7 +124,7 @@ class Plan:
     def from_bytes(cls, data: bytes) -> Plan:
         """Read the stored form; sizes are checked before anything is allocated."""
         try:
-            header, columns = _split(instance("a stored plan", data, bytes, "the bytes of its file"))
+            header, columns = stored.read(instance("a stored plan", data, bytes, "the bytes of its file"))
             plan = _assemble(header, columns)
             same = plan.hash == header["hash"]
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
@@ -143,39 +134,8 @@ class Plan:
         return plan
 
     def text(self) -> str:
-        """The plan in readable form, which `hsap.parse` reads back."""
-        from hsap.ir.text import print_plan
-
+        """Give the readable form (`hsap.ir.text`), which `hsap.parse` reads back."""
         return print_plan(self)
-
-
-def problem_to_json(problem: Problem) -> dict:
-    """Give a problem as JSON values."""
-    return {
-        "lengths": list(problem.layout.lengths),
-        "sequences": list(problem.layout.sequences),
-        "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
-        "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
-        "topology": str(problem.topology),
-        "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
-        "max_tokens_per_rank": problem.max_tokens_per_rank,
-        "arena_multiple": problem.arena_multiple,
-        "wire_dtype": problem.wire_dtype,
-    }
-
-
-def problem_from_json(data: dict) -> Problem:
-    """Read what `problem_to_json` gives."""
-    return Problem(
-        Layout(data["lengths"], data["sequences"]),
-        HeadShape(**data["heads"]),
-        Topology.parse(data["topology"]),
-        data["masks"],
-        Cluster(**data["cluster"]),
-        data["max_tokens_per_rank"],
-        data["arena_multiple"],
-        data["wire_dtype"],
-    )
 
 
 def choice_from_json(data: object) -> dict[str, float | str] | None:
@@ -205,47 +165,6 @@ def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
             out += [(f"{prefix}.{f.name}", getattr(programs, f.name)) for f in fields(Programs) if f.name != "buffers"]
             out += [(f"{prefix}.buffers.{f.name}", getattr(programs.buffers, f.name)) for f in fields(Buffers)]
     return out
-
-
-def _split(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
-    start = len(MAGIC) + 8
-    if data[: len(MAGIC)] != MAGIC or len(data) < start:
-        raise ValueError(
-            "not a stored plan of this version: the file doesn't begin with hsap-plan-2; compile the batch again"
-        )
-    size = int.from_bytes(data[len(MAGIC) : start], "little")
-    if size > min(MAX_HEADER_BYTES, len(data) - start):
-        raise ValueError(f"the header claims {size} bytes, more than the file has; it is cut short or damaged")
-    try:
-        header = json.loads(data[start : start + size])
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the header isn't JSON that can be read ({error}); the file is damaged") from None
-    columns, offset = {}, start + size
-    for name, dtype, shape in header["columns"]:
-        known = _layout(name)
-        # Names are compared: np.dtype makes no end of things from a string.
-        if dtype != known[0].str or tuple(shape[1:]) != known[1] or not all(type(n) is int for n in shape):
-            raise ValueError(f"column {name} has dtype {dtype} and shape {shape}; that is not a plan's")
-        count = shape[0] * int(np.prod(known[1], dtype=np.int64))
-        if count < 0 or offset + count * known[0].itemsize > len(data):
-            raise ValueError(f"column {name} reaches beyond the end of the file; it is cut short or damaged")
-        column = np.frombuffer(data, known[0], count, offset).reshape(shape)
-        columns[name], offset = column, offset + column.nbytes
-    if offset != len(data):
-        raise ValueError(f"{len(data) - offset} bytes follow the last column; the file is damaged")
-    return header, columns
-
-
-def _layout(name: str) -> tuple[np.dtype, tuple[int, ...]]:
-    """Stored dtype and row shape of a column."""
-    last = name.rsplit(".", 1)[-1]
-    if name in ("spans", "column_rows", "rank_rows", "shards.spans"):
-        return np.dtype(np.int64), (2,)
-    if name in ("shards.offsets", "shards.home"):
-        return np.dtype(np.int64), ()
-    if last in ("slices", "chart") and name.count(".") == (1 if last == "slices" else 2):
-        return np.dtype(np.int64), (6,)
-    return np.dtype(COLUMN_DTYPES[last]), (COLUMN_WIDTHS[last],) if last in COLUMN_WIDTHS else ()
 
 
 def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from hsap.ir.check import MAX_RANKS, Refused, instance, number, one_of, shown, whole
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices
+from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices, mask_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,35 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
     tokens = problem.max_tokens_per_rank or tokens_per_rank
     q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
     return int(problem.arena_multiple * q_bytes)
+
+
+def problem_to_json(problem: Problem) -> dict:
+    """Give a problem as JSON values."""
+    return {
+        "lengths": list(problem.layout.lengths),
+        "sequences": list(problem.layout.sequences),
+        "masks": [[mask_to_json(mask), layers] for mask, layers in problem.masks],
+        "heads": {f.name: getattr(problem.heads, f.name) for f in fields(HeadShape)},
+        "topology": str(problem.topology),
+        "cluster": {f.name: getattr(problem.cluster, f.name) for f in fields(Cluster)},
+        "max_tokens_per_rank": problem.max_tokens_per_rank,
+        "arena_multiple": problem.arena_multiple,
+        "wire_dtype": problem.wire_dtype,
+    }
+
+
+def problem_from_json(data: dict) -> Problem:
+    """Read what `problem_to_json` gives."""
+    return Problem(
+        Layout(data["lengths"], data["sequences"]),
+        HeadShape(**data["heads"]),
+        Topology.parse(data["topology"]),
+        data["masks"],
+        Cluster(**data["cluster"]),
+        data["max_tokens_per_rank"],
+        data["arena_multiple"],
+        data["wire_dtype"],
+    )
 
 
 def _as_pairs(masks: object) -> tuple[tuple[Masks, int], ...]:

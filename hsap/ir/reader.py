@@ -9,14 +9,27 @@ from typing import Any
 import numpy as np
 
 from hsap.ir.block import Shards
-from hsap.ir.plan import Plan, choice_from_json, problem_from_json, problem_to_json
-from hsap.ir.problem import Problem, Topology
+from hsap.ir.listing import Listing, read_listing
+from hsap.ir.plan import Plan, choice_from_json
+from hsap.ir.problem import Problem, Topology, problem_from_json, problem_to_json
 from hsap.ir.program import COLUMN_WIDTHS, NONE, Buffers, Programs, Role, Space, typed
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.spelling import HEADER, Words, place_names, whole_share
 
+MAX_CHARACTERS = 1 << 28
 JSON_LINES = (["problem"], ["planner"], ["options"], ["choice"])
 SPAN = r"\[N,N\)"
+
+
+def parse(text: str) -> Plan | Listing:
+    """Read what `Plan.text` printed, or a listing in the paper's bare spelling; `verify` judges either.
+
+    ValueError: the line that can't be read, and what was expected there.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"the text has {len(text)} characters, the limit is {MAX_CHARACTERS}; use the stored form")
+    first = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    return read_plan(text) if first.startswith(HEADER.split()[0]) else read_listing(text)
 
 
 def read_plan(text: str) -> Plan:

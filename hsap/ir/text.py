@@ -1,4 +1,4 @@
-"""Text: a plan as people read it, line by line, and back.
+"""Text: a plan as people read it, line by line (`hsap.ir.reader` reads it back).
 
     hsap-plan-text 1
     planner "ring"
@@ -27,25 +27,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hsap.ir.listing import Listing, read_listing
-from hsap.ir.plan import Plan, problem_to_json
+from hsap.ir.problem import problem_to_json
 from hsap.ir.program import NONE, OPERANDS, Access, Buffers, Op, Programs, Role, Space
-from hsap.ir.reader import read_plan
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.slice import Kind, kinds
 from hsap.ir.spelling import HEADER, MNEMONICS, ROLES, place_names, whole_share
 
-MAX_CHARACTERS = 1 << 28
+if TYPE_CHECKING:
+    from hsap.ir.plan import Plan
+
 SPANS_A_LINE = 8
 SPANS_SHOWN = 3
 RUNS_A_LINE = 16
 
 
 def print_plan(plan: Plan) -> str:
-    """Print a plan; `parse` gives it back with the same content hash."""
+    """Print a plan; `hsap.parse` gives it back with the same content hash."""
     lines = [HEADER, f"; content hash {plan.hash}", f"planner {json.dumps(plan.planner)}"]
     lines.append(f"options {json.dumps(plan.options)}")
     if plan.own_topology is not None:
@@ -67,17 +68,6 @@ def print_plan(plan: Plan) -> str:
             for rank in range(plan.num_ranks):
                 lines += ["", *stream_lines(plan, mask, direction, rank)]
     return "\n".join(lines) + "\n"
-
-
-def parse(text: str) -> Plan | Listing:
-    """Read what `print_plan` printed, or a listing in the paper's bare spelling; `verify` judges either.
-
-    ValueError: the line that can't be read, and what was expected there.
-    """
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"the text has {len(text)} characters, the limit is {MAX_CHARACTERS}; use the stored form")
-    first = next((line.strip() for line in text.split("\n") if line.strip()), "")
-    return read_plan(text) if first.startswith(HEADER.split()[0]) else read_listing(text)
 
 
 def stream_lines(plan: Plan, mask: int, direction: int, rank: int) -> list[str]:

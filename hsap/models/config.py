@@ -1,7 +1,7 @@
 """The shape of a Llama-family decoder, checked, and what it costs in parameters and FLOPs."""
 
-import dataclasses
-import difflib
+from __future__ import annotations
+
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,15 @@ from typing import Any
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.mask import Mask, parse_layers
 from hsap.ir.program import Op
+from hsap.keys import check, choice, flag, integer, number, read, rule
 
-CHECKPOINTING = ("none", "full")
+
+def _positive(default: float):
+    return number("a number above 0", lambda v: v > 0, default=default)
+
+
+def _is_masks(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(m, str) for m in value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +33,25 @@ class ModelConfig:
     Errors: ValueError that names the field.
     """
 
-    vocab_size: int
-    num_layers: int
-    hidden_dim: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_dim: int
-    rope_base: float = 10000.0
-    norm_eps: float = 1e-5
-    tied_embeddings: bool = False
-    init_std: float = 0.02
-    checkpointing: str = "none"
-    loss_chunk_tokens: int = 1024
-    masks: str = "causal"
+    vocab_size: int = integer(1)
+    num_layers: int = integer(1)
+    hidden_dim: int = integer(1)
+    num_q_heads: int = integer(1)
+    num_kv_heads: int = integer(1)
+    head_dim: int = integer(1)
+    ffn_dim: int = integer(1)
+    rope_base: float = _positive(10000.0)
+    norm_eps: float = _positive(1e-5)
+    tied_embeddings: bool = flag(default=False)
+    init_std: float = _positive(0.02)
+    checkpointing: str = choice("none", "full", default="none")
+    loss_chunk_tokens: int = integer(1, default=1024)
+    masks: str = rule("a mask for all layers, a pattern, or a list of masks", _is_masks, default="causal")
 
     def __post_init__(self) -> None:
-        if isinstance(self.masks, list | tuple) and all(isinstance(mask, str) for mask in self.masks):
+        check(self, "model.")
+        if not isinstance(self.masks, str):
             object.__setattr__(self, "masks", "+".join(self.masks))
-        for field in dataclasses.fields(self):
-            _check_field(field.name, field.type, getattr(self, field.name))
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"model.num_kv_heads is {self.num_kv_heads}, which does not divide model.num_q_heads "
@@ -55,38 +61,23 @@ class ModelConfig:
             raise ValueError(
                 f"model.head_dim is {self.head_dim}, but rotary embedding turns pairs: give an even number."
             )
-        if self.checkpointing not in CHECKPOINTING:
-            raise ValueError(
-                f"model.checkpointing is {self.checkpointing!r}; the choices are {', '.join(CHECKPOINTING)}."
-            )
         object.__setattr__(self, "masks", _pattern(self.masks, self.num_layers))
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any], tokenizer_vocab_size: int | None = None) -> "ModelConfig":
+    def from_mapping(cls, mapping: Mapping[str, Any], tokenizer_vocab_size: int | None = None) -> ModelConfig:
         """Make a config from plain keys, as read from YAML; a null `vocab_size` is taken from the tokenizer.
 
         Errors: ValueError for an unknown or missing key, for a null `vocab_size` without a tokenizer, and for a
         tokenizer that has more ids than the model has embeddings.
         """
         values = dict(mapping)
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        for key in values:
-            if key not in fields:
-                near = difflib.get_close_matches(key, fields, n=1)
-                hint = f" Did you mean {near[0]}?" if near else f" The keys are {', '.join(fields)}."
-                raise ValueError(f"model.{key} is not a field of a model.{hint}")
         if values.get("vocab_size") is None:
             if tokenizer_vocab_size is None:
                 raise ValueError(
                     "model.vocab_size is null, which means the tokenizer's, but there is no tokenizer: set it."
                 )
             values["vocab_size"] = tokenizer_vocab_size
-        missing = [
-            name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values
-        ]
-        if missing:
-            raise ValueError(f"model.{missing[0]} is missing: a model needs {', '.join(missing)} as well.")
-        config = cls(**values)
+        config = read(cls, "model.", values)
         if tokenizer_vocab_size is not None and tokenizer_vocab_size > config.vocab_size:
             raise ValueError(
                 f"model.vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer_vocab_size} ids: choose "
@@ -163,19 +154,3 @@ def _pattern(masks: str, num_layers: int) -> str:
     shortest = next(n for n in periods if layers[:n] * (len(layers) // n) == layers)
     runs = ((mask, len([*run])) for mask, run in itertools.groupby(layers[:shortest]))
     return "+".join(f"{mask}*{count}" if count > 1 else f"{mask}" for mask, count in runs)
-
-
-def _check_field(name: str, kind: Any, value: Any) -> None:
-    if kind is bool:
-        good, need = isinstance(value, bool), "true or false"
-    elif kind is str:
-        good, need = isinstance(value, str), "a word"
-    elif kind is int:
-        good, need = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive whole number"
-    else:
-        good, need = (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"),
-            ("a positive number (in YAML write 1.0e-5, not 1e-5, which is a word)"),
-        )
-    if not good:
-        raise ValueError(f"model.{name} is {value!r}; it must be {need}.")

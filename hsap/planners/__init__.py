@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hsap.ir.check import Refused, one_of, shown
+from hsap.ir.check import Refused, instance, one_of, shown
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
 from hsap.planners.allgather import allgather
@@ -36,7 +36,8 @@ class Planner:
     """An entry of the table. plan: the function. paper: where it is from. summary: one line for people.
 
     whole_group: it plans all inter × intra ranks and may give them another shape, `Strategy.topology`.
-    slow: it takes so long that `auto` tries it only when it is named.
+    slow: it takes so long that `auto` tries it only when it is named. may_relay: it takes the option `relay`, false
+    unless given; with relay=True the compiler routes all its rows, and each of them across a node border once.
     """
 
     plan: Callable[..., Strategy]
@@ -44,6 +45,7 @@ class Planner:
     summary: str
     whole_group: bool = False
     slow: bool = False
+    may_relay: bool = False
 
 
 PLANNERS: dict[str, Planner] = {
@@ -53,17 +55,31 @@ PLANNERS: dict[str, Planner] = {
         distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
     ),
     "allgather": Planner(
-        allgather, "The Llama 3 Herd of Models §3.3.2 (2024)", "2N chunks of the pack, needed KV gathered, then compute"
+        allgather,
+        "The Llama 3 Herd of Models §3.3.2 (2024)",
+        "2N chunks of the pack, needed KV gathered, then compute",
+        may_relay=True,
     ),
     "flashcp": Planner(
-        flashcp, "FlashCP (Wang et al., 2026)", "documents whole where balance allows, else in zigzag shards"
+        flashcp,
+        "FlashCP (Wang et al., 2026)",
+        "documents whole where balance allows, else in zigzag shards",
+        may_relay=True,
     ),
-    "magi": Planner(magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast"),
-    "mesh": Planner(mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel"),
+    "magi": Planner(
+        magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast", may_relay=True
+    ),
+    "mesh": Planner(
+        mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel", may_relay=True
+    ),
     "nested": Planner(nested, "ours", "node first, then rank, then tile; areas and tokens balanced"),
     "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
     "dcp": Planner(
-        dcp, "DCP (Jiang et al., 2025)", "blocks of data and computation as a partitioned hypergraph", slow=True
+        dcp,
+        "DCP (Jiang et al., 2025)",
+        "blocks of data and computation as a partitioned hypergraph",
+        slow=True,
+        may_relay=True,
     ),
     "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", whole_group=True),
     "te": Planner(
@@ -81,6 +97,7 @@ PLANNERS: dict[str, Planner] = {
 }
 
 
+RELAY = "relay"
 AUTO = "auto"
 AUTO_SUMMARY = "whichever of its candidates the simulator says is fastest for the pack (slow ones only where named)"
 AUTO_PAPER = "ours: the planners above, compiled and priced for each pack"
@@ -111,17 +128,29 @@ def find(name: str) -> Planner:
 def run(name: str, problem: Problem, options: dict) -> Strategy:
     """Let a planner choose; ValueError where `check_options` finds one."""
     check_options(name, options)
-    strategy = find(name).plan(problem, **options)
-    assert strategy.topology is None or find(name).whole_group, f"planner {name} must say that it plans whole groups"
-    return strategy
+    planner = find(name)
+    strategy = planner.plan(problem, **{key: value for key, value in options.items() if key != RELAY})
+    assert strategy.topology is None or planner.whole_group, f"planner {name} must say that it plans whole groups"
+    return relayed(strategy) if options.get(RELAY) else strategy
+
+
+def relayed(strategy: Strategy) -> Strategy:
+    """Leave all routes to the compiler, which sends a row across each node border once, and on from there."""
+    forward, backward = (
+        tuple(replace(schedule, transfers=None) for schedule in schedules)
+        for schedules in (strategy.forward, strategy.backward)
+    )
+    return replace(strategy, forward=forward, backward=backward, relay=True)
 
 
 def options_of(name: str) -> dict[str, object]:
     """Options of a planner, or of auto, with their defaults."""
     if name == AUTO:
         return {"candidates": "|".join(candidates())}
-    parameters = inspect.signature(find(name).plan).parameters
-    return {p.name: p.default for p in parameters.values() if p.name != "problem"}
+    planner = find(name)
+    parameters = inspect.signature(planner.plan).parameters
+    own = {p.name: p.default for p in parameters.values() if p.name != "problem"}
+    return own | {RELAY: False} if planner.may_relay else own
 
 
 def listing() -> list[dict]:
@@ -143,5 +172,6 @@ def check_options(name: str, options: dict) -> None:
             raise Refused(
                 f"planner {name}: {option} is {shown(value)}; give a word, a finite number, a truth value or None"
             )
+    instance(f"planner {name}: {RELAY}", options.get(RELAY, False), bool, "true or false")
     if name == AUTO:
         candidates(options.get("candidates"))

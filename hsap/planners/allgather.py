@@ -7,24 +7,23 @@ Cost: one exchange under which nothing is computed, of at most (N - 1) · L / N 
 chunks balance one causal document; documents in a pack leave areas as uneven as they fall.
 Ours: only the KV that a rank's queries see is sent to it, straight from its home, and nothing is padded.
 Options: chunks=pack (the paper's) cuts the packed sequence; chunks=document cuts every document into 2N chunks, which
-is even in area and gathers nearly everything. relay=True sends a row across each node border once, and on from there.
+is even in area and gathers nearly everything.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from hsap.ir.check import instance, one_of
+from hsap.ir.check import one_of
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Schedule, Strategy
 from hsap.planners.parts import query_home, same_both_ways, split_by_need
 from hsap.planners.zigzag import zigzag_shards
 
 
-def allgather(problem: Problem, chunks: str = "pack", relay: bool = False) -> Strategy:
+def allgather(problem: Problem, chunks: str = "pack") -> Strategy:
     """Plan zigzag shards that gather the KV they see before they compute."""
     one_of("planner allgather: unknown chunks", chunks, ("pack", "document"))
-    instance("planner allgather: relay", relay, bool, "true or false")
     documents = problem.layout.document_spans
     if chunks == "pack" and len(documents):
         documents = np.array([[0, problem.layout.num_tokens]])
@@ -34,5 +33,4 @@ def allgather(problem: Problem, chunks: str = "pack", relay: bool = False) -> St
         problem,
         shards,
         lambda blocks: Schedule.of(blocks, shards.home[blocks.q], np.ones(len(blocks), np.int64)),
-        relay,
     )

@@ -78,7 +78,7 @@ def even_areas(
 ) -> np.ndarray:
     """Lower the largest area of a rank to (1 + slack) × mean where blocks allow it: int64 [num_blocks], the new ranks.
 
-    costs: elements that travel per row of a query and of a KV shard that is used away from home. The busiest rank
+    costs: bytes that travel per row of a query and of a KV shard that is used away from home. The busiest rank
     gives one block at a time to any rank that stays below it, at the least extra traffic per area that it sheds; moves
     that would lift the receiver over the goal are taken only when there are no others.
     """

@@ -21,7 +21,7 @@ import numpy as np
 from hsap.ir.block import Blocks, Shards
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import Schedule, Strategy
-from hsap.planners.heads import own_heads
+from hsap.planners.head_degree import own_heads
 from hsap.planners.parts import mean_areas, same_both_ways
 from hsap.planners.zigzag import zigzag_chunks
 

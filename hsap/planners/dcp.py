@@ -12,22 +12,22 @@ Paper: Jiang et al., "DCP: Addressing Input Dynamism In Long-Context Training vi
    computation of another (`divisions`). Partial outputs go home after the last one.
 The paper's settings (§7): B is the best of 512, 1024, 2048, 4096 (`block=0` here), T = 4.
 
-Cost: what moves is what the partition cuts. Planning grows with the computation blocks: 0.2 s for 131,072 tokens of
-ragged documents on 32 ranks, seconds for one document of that length. Head groups are those left after IntraSP.
+Cost: what moves is what the partition cuts. Planning grows with the computation blocks, which for one long document
+are many more than for ragged ones (`python -m tests.bench.planning --planner dcp` times both). Head groups are those
+left after IntraSP.
 
 Ours: Mt-KaHyPar balances one weight, so it gets tokens and FLOPs added up, and its answer, loose as ε lets it be, is
 refined under a cap for each of the two (`refine`): nodes first, then ranks, then all ranks at once with the price of a
-byte between nodes and inside one as the cluster has them. As published, area ends at 1.5 to 8 times the mean on ragged
-batches. Several masks share the tokens' homes and have computation blocks of their own, each mask's area under its own
-cap, as layers run one after another; bytes and FLOPs count a mask's layers. Backward computes where forward does.
+byte between nodes and inside one as the cluster has them. Several masks share the tokens' homes and have computation
+blocks of their own, each mask's area under its own cap, as layers run one after another; bytes and FLOPs count a mask's
+layers. Backward computes where forward does.
 Options: block: tokens of a block; by default the largest of 1024, 2048, 4096 of which a rank has four (1024 where it
 has two or three, a smaller power of two on small batches); with 0 the best of the paper's sizes, by an estimate: the
 slowest rank's computation and transfers, one after another. eps_inter, eps_intra: by how much a part may exceed the
-mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens
-over the mean; 0.54, both ε together, is the paper's tolerance for area. Tokens close to even cost bytes, and where a
-rank has few blocks they can't be packed that well: with two a rank 10 % becomes about 14 %. relay: rows cross between
-nodes once for all ranks of a node, as the partition over nodes counts them (`hsap.compiler.relay`); results then leave
-as soon as they are done.
+mean in the partitioner. divisions: T. area_slack, token_slack: what the refinement allows a rank's area and tokens over
+the mean; 0.54, both ε together ((1 + 0.4) · (1 + 0.1) − 1), is the paper's tolerance for area. Tokens close to even
+cost bytes, and where a rank has few blocks they can't be packed that well. With relay=True rows cross between nodes as
+the partition over nodes counts them, and results leave as soon as they are done.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, excess, shown, whole
+from hsap.ir.check import Refused, excess, whole
 from hsap.ir.effects import FLOPS_PER_PAIR
-from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
-from hsap.ir.program import Op, Role, Space
-from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.program import Op, Role
+from hsap.ir.schedule import AHEAD, DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
 from hsap.planners.hypergraph import Hypergraph, cells_hypergraph
 from hsap.planners.partition import partition
+from hsap.planners.prices import wire_bytes
 from hsap.planners.refine import Parts, refine
 
 BLOCK_SIZES = (512, 1024, 2048, 4096)
@@ -81,11 +81,8 @@ def dcp(
     divisions: int = 4,
     area_slack: float = 0.05,
     token_slack: float = 0.1,
-    relay: bool = False,
 ) -> Strategy:
     """Plan token and computation blocks as parts of a hypergraph."""
-    if not isinstance(relay, bool):
-        raise Refused(f"planner dcp: relay is {shown(relay)}; give true or false")
     if block is None:
         block = _default_block(problem)
     block = whole("planner dcp: block, tokens of a block or 0 for the best of several sizes,", block, 0)
@@ -98,7 +95,7 @@ def dcp(
     )
     choices = [_Choice.of(problem, size, settings) for size in ([block] if block else BLOCK_SIZES)]
     best = choices[0] if block else min(choices, key=lambda choice: choice.seconds(problem))
-    return best.strategy(problem, settings.divisions, relay)
+    return best.strategy(problem, settings.divisions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +127,7 @@ class _Choice:
         family = np.concatenate([np.arange(len(spans)), *(np.repeat(c.q, len(sizes)) for c in cells)])
         return cls(spans, cells, sizes, graph, _place(problem, graph, family, settings))
 
-    def strategy(self, problem: Problem, num_divisions: int, relay: bool) -> Strategy:
+    def strategy(self, problem: Problem, num_divisions: int) -> Strategy:
         """Make shards of the token blocks and deal the computation blocks to divisions."""
         num_tokens, num_groups = len(self.spans), len(self.sizes)
         home = self.rank[:num_tokens]
@@ -146,12 +143,11 @@ class _Choice:
             rank = self.rank[first:last].reshape(-1, num_groups)[by_shard].ravel()
             schedules.append(self._schedule(problem, shards, blocks, rank, num_divisions))
             first = last
-        if relay:
-            return Strategy(shards, tuple(schedules), tuple(schedules), num_groups, relay=True)
         return Strategy(
             shards,
             *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),
             num_groups,
+            ahead=AHEAD,
         )
 
     def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:
@@ -184,7 +180,7 @@ def _outputs_last(shards: Shards, schedule: Schedule, direction: str, num_divisi
     """Let all partial results go home after the last division, as the paper has it."""
     rows = []
     for role in OUTPUTS[direction]:
-        shard = (schedule.blocks.kv if role == Role.DKV else schedule.blocks.q)[schedule.block]
+        shard = schedule.shard_of(role)
         away = np.flatnonzero(shards.home[shard] != schedule.rank)
         sizes = (len(shards), int(schedule.group.max(initial=0)) + 1, int(schedule.rank.max(initial=0)) + 1)
         key = np.ravel_multi_index((shard[away], schedule.group[away], schedule.rank[away]), sizes)
@@ -223,11 +219,7 @@ def _group_sizes(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     shares = problem.heads.shares(problem.topology.intra_sp)
     num_groups = min(share.kv_count for share in shares)
     heads = np.array([problem.heads.groups(share, num_groups) for share in shares], dtype=np.int64)
-    precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    sizes = [
-        sum(row_bytes(precision, role, Space.ARENA, False, heads, problem.heads.head_dim)).sum(axis=0)
-        for role in (Role.Q, Role.O, Role.KV)
-    ]
+    sizes = [wire_bytes(problem, role, heads).sum(axis=0) for role in (Role.Q, Role.O, Role.KV)]
     return heads[:, :, 1].sum(axis=0), np.stack(sizes, axis=1)
 
 

@@ -59,7 +59,7 @@ def _fill_one(lengths, rings, area, taken, order, rank, lack, over, spare, fit, 
     if cut >= 0 and density[cut] * lack[0] >= lack[1]:
         count = _take_beside(lengths, area, rings, taken, order, cut, rank, lack, over, spare, fit, shares, count)
         lowest, _ = _range(density, lengths, taken, order, cut)
-        stop = _part(lengths, rings, area, taken, cut, lowest, lack, over)
+        stop = _part(lengths, rings, area, taken, order, cut, lowest, lack, over)
         count = _take(lengths, rings, taken, cut, stop, rank, lack, shares, count)
     for d in order:
         if taken[d] == 0 and lengths[d] <= lack[0] + over[0] and area[d] <= lack[1] + over[1]:
@@ -76,7 +76,7 @@ def _fill_one(lengths, rings, area, taken, order, rank, lack, over, spare, fit, 
             break
         first, stop = light, min(taken[light] + np.int64(round(lack[0])), lengths[light])
         if dense >= 0 and dense != light:
-            part = _part(lengths, rings, area, taken, dense, density[light], lack, over)
+            part = _part(lengths, rings, area, taken, order, dense, density[light], lack, over)
             # A crumb would cost all of its document's KV.
             if part - taken[dense] >= max(over[0] / 4, 1):
                 first, stop = dense, part
@@ -153,6 +153,22 @@ def _range(density, lengths, taken, order, without):
 
 
 @loop
+def _lightest(lengths, area, taken, order, without, tokens):
+    """Mean density of so many of the lightest tokens that are left, one document left out; 0: there is no other.
+
+    Where there are fewer, the last document is taken to be longer.
+    """
+    wanted = max(tokens, 1.0)
+    pairs, left, last = 0.0, wanted, 0.0
+    for d in order[::-1]:
+        if d != without and taken[d] < lengths[d] and left > 0:
+            part, last = min(left, float(lengths[d] - taken[d])), area[d] / lengths[d]
+            pairs += part * last
+            left -= part
+    return (pairs + left * last) / wanted
+
+
+@loop
 def _around(density, lengths, taken, order, ratio):
     """Documents left with densities next to a ratio, begun ones first: (at least it, below it), -1: there is none.
 
@@ -171,12 +187,22 @@ def _around(density, lengths, taken, order, ratio):
 
 
 @loop
-def _part(lengths, rings, area, taken, d, other, lack, over):
+def _part(lengths, rings, area, taken, order, d, other, lack, over):
     """Up to which token a rank should take a document: all of it if that fits, else so that area comes out.
 
-    other: density (area per token) of what will make up the tokens; if this document's isn't above it, the document is
-    to make up all tokens that lack.
+    other: density (area per token) of what will make up the tokens, where the lightest documents left have as many; if
+    this document's isn't above it, the document is to make up all tokens that lack.
     """
+    stop = _part_beside(lengths, rings, area, taken, d, other, lack, over)
+    for _ in range(2):  # the less it takes, the more the others have to make up, and the denser they are
+        light = _lightest(lengths, area, taken, order, d, lack[0] - (stop - taken[d]))
+        stop = _part_beside(lengths, rings, area, taken, d, max(other, light), lack, over)
+    return stop
+
+
+@loop
+def _part_beside(lengths, rings, area, taken, d, other, lack, over):
+    """As `_part`, where all that makes up the tokens has the density `other`."""
     left = np.array([float(lengths[d] - taken[d]), area[d] - _area(lengths, rings, d, taken[d])])
     if (left <= lack + over).all() and other * max(lack[0] - left[0], 0.0) <= lack[1] - left[1] + over[1]:
         return lengths[d]
@@ -209,27 +235,3 @@ def _area(lengths, rings, d, stop):
     whole = int(at)
     total = rings[d, :whole].sum()
     return total + (at - whole) * rings[d, whole] if whole < rings.shape[1] else total
-
-
-@loop
-def deal(lengths, areas, documents, num_ranks, mean):
-    """Give whole documents to ranks in turn, each to the one that it leaves least busy: (rank of each, excess).
-
-    documents: those to give, in order. mean: tokens and area that count as one. Busy is the larger of both. The
-    excess is that of the busiest rank's tokens or area over the ranks' average, in means.
-    """
-    load = np.zeros((num_ranks, 2))
-    ranks = np.empty(len(documents), np.int64)
-    for i, d in enumerate(documents):
-        best, best_load = -1, np.inf
-        for rank in range(num_ranks):
-            after = max((load[rank, 0] + lengths[d]) / mean[0], (load[rank, 1] + areas[d]) / mean[1])
-            if after < best_load:
-                best, best_load = rank, after
-        ranks[i] = best
-        load[best, 0] += lengths[d]
-        load[best, 1] += areas[d]
-    excess = 0.0
-    for side in range(2):
-        excess = max(excess, (load[:, side].max() - load[:, side].mean()) / mean[side])
-    return ranks, excess

@@ -13,8 +13,7 @@ Ours, all of it beyond the abstract:
 - The search is over how the slack is used and how the whole documents beside a cut one are chosen: the filling of the
   fewest KV rows among those within the slack, or else the one nearest to it.
 - A rank's share of a cut document is equally many of the first and of the last rows that ranks before it have left.
-Options: slack, the excess of area and tokens over their means that is good enough; relay=True sends a row across each
-node border once, and on from there.
+Options: slack, the excess of area and tokens over their means that is good enough.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import itertools
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards
-from hsap.ir.check import excess, instance
+from hsap.ir.check import excess
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Schedule, Strategy
 from hsap.planners.fill import RINGS, fill
@@ -36,10 +35,9 @@ GAPS = (0.9, 0.6, 0.3, 0.1)
 """… and a rank that lacks less than this part of the slack is left as it is."""
 
 
-def flashcp(problem: Problem, slack: float = 0.05, relay: bool = False) -> Strategy:
+def flashcp(problem: Problem, slack: float = 0.05) -> Strategy:
     """Plan whole documents and zigzag shards, even in area and tokens, with little KV to move."""
     slack = excess("planner flashcp: slack", slack)
-    instance("planner flashcp: relay", relay, bool, "true or false")
     num_ranks = problem.topology.inter_sp
     documents = problem.layout.document_spans
     shards = Shards.of([])
@@ -47,7 +45,7 @@ def flashcp(problem: Problem, slack: float = 0.05, relay: bool = False) -> Strat
         rings = ring_areas(problem, documents)
         shards = zigzag_pieces(documents, *best_filling(documents[:, 1] - documents[:, 0], rings, num_ranks, slack))
         shards = split_by_need(problem, shards, query_home)
-    return same_both_ways(problem, shards, lambda blocks: _one_exchange(blocks, shards), relay)
+    return same_both_ways(problem, shards, lambda blocks: _one_exchange(blocks, shards))
 
 
 def best_filling(lengths: np.ndarray, rings: np.ndarray, num_ranks: int, slack: float) -> tuple[np.ndarray, ...]:

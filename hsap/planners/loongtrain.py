@@ -20,7 +20,7 @@ import numpy as np
 
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
-from hsap.planners.heads import head_parallel
+from hsap.planners.head_degree import head_parallel
 from hsap.planners.parts import same_both_ways
 from hsap.planners.ring import around
 from hsap.planners.zigzag import zigzag_shards

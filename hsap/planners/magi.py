@@ -8,8 +8,8 @@ all ranks, so that a long document's KV goes nearly everywhere: up to (N - 1) ·
 Ours: instead of padding to a multiple of the chunks, their lengths differ by 1. A chunk's area is the mean over the
 model's layers. Which KV comes in which stage is by ring distance, in equal parts of the rows that a rank receives; the
 paper searches for the stages. Its dynamic solver, which also moves queries, is not this planner.
-Options: chunks, a rank's number; stages, in which remote KV comes and is used; relay=True sends a row across each node
-border once, and on from there (the paper's hierarchical group-cast).
+Options: chunks, a rank's number; stages, in which remote KV comes and is used. relay=True is the paper's hierarchical
+group-cast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import heapq
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards
-from hsap.ir.check import instance, whole
+from hsap.ir.check import whole
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Schedule, Strategy
 from hsap.ir.sort import distinct
@@ -28,24 +28,23 @@ from hsap.planners.parts import mean_areas, query_home, same_both_ways, split_by
 MAX_STAGES = 1 << 16
 
 
-def magi(problem: Problem, chunks: int = 8, stages: int = 1, relay: bool = False) -> Strategy:
+def magi(problem: Problem, chunks: int = 8, stages: int = 1) -> Strategy:
     """Plan equal chunks with even areas, every rank fetching the KV that it sees."""
     chunks = whole("planner magi: chunks of a rank", chunks)
     stages = whole("planner magi: stages of remote KV", stages, 1, MAX_STAGES)
-    instance("planner magi: relay", relay, bool, "true or false")
     num_ranks, num_tokens = problem.topology.inter_sp, problem.layout.num_tokens
     # No more chunks than tokens; but each rank must still have a place for as many.
     num_chunks = num_ranks * min(chunks, max(-(-num_tokens // num_ranks), 1))
     borders = num_tokens * np.arange(num_chunks + 1) // num_chunks
     spans = np.stack([borders[:-1], borders[1:]], axis=1)
     spans = spans[spans[:, 0] < spans[:, 1]]
-    rank = np.array(deal(mean_areas(problem, spans).tolist(), num_ranks), dtype=np.int64)
+    rank = np.array(deal_chunks(mean_areas(problem, spans).tolist(), num_ranks), dtype=np.int64)
     shards = Shards.of([(r, spans[rank == r]) for r in range(num_ranks)])
     shards = split_by_need(problem, shards, query_home)
-    return same_both_ways(problem, shards, lambda blocks: _in_stages(blocks, shards, num_ranks, stages), relay)
+    return same_both_ways(problem, shards, lambda blocks: _in_stages(blocks, shards, num_ranks, stages))
 
 
-def deal(areas: list[float], num_ranks: int) -> list[int]:
+def deal_chunks(areas: list[float], num_ranks: int) -> list[int]:
     """Give chunks to ranks, the largest first to the least busy rank with room: the rank of each chunk.
 
     All ranks get equally many; where that doesn't divide, the first to be full get one more.

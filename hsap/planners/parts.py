@@ -24,12 +24,10 @@ def equal_shards(num_tokens: int, num_ranks: int) -> Shards:
     return Shards.of([(rank, np.array([borders[rank : rank + 2]])) for rank in range(num_ranks)])
 
 
-def same_both_ways(
-    problem: Problem, shards: Shards, schedule: Callable[[Blocks], Schedule], relay: bool = False
-) -> Strategy:
+def same_both_ways(problem: Problem, shards: Shards, schedule: Callable[[Blocks], Schedule]) -> Strategy:
     """Make the strategy whose backward computes every block where and when the forward does."""
     schedules = tuple(schedule(cut_blocks(shards, problem.slices(mask))) for mask in range(len(problem.masks)))
-    return Strategy(shards, schedules, schedules, relay=relay)
+    return Strategy(shards, schedules, schedules)
 
 
 def query_home(q_home: np.ndarray, kv_home: np.ndarray) -> np.ndarray:

@@ -18,10 +18,10 @@ block moves one shard of KV, or q and o. Blocks count alike whatever they hold, 
 cut into several shards (at the borders of long documents, and into pieces small enough to balance), so that only a
 document's own rows travel. A block may go to any rank: at a third one q and KV both arrive, also for a block whose q
 and KV share a home. Where moving a query costs more than moving KV (grouped KV heads), the search starts from each
-block at its query's rank instead of the regional strategy: a quarter to a half less traffic. Each mask is balanced for
-itself, as layers run one after another. Both directions share a placement, searched with the summed costs of forward
-and backward: placing them apart saved at most 2 % of ragged packs' traffic. A rank computes all it has of one (q rank,
-KV rank) cell in one stage, and may wait for a stage in which its sender is free (`spread`).
+block at its query's rank instead of the regional strategy: less traffic. Each mask is balanced for itself, as layers
+run one after another. Both directions share a placement, searched with the summed prices of forward and backward. A
+rank computes all it has of one (q rank, KV rank) cell in one stage, and may wait for a stage in which its sender is
+free (`spread`).
 Options: balance; slack: the excess of the largest area over the mean with which the search is content.
 """
 
@@ -35,15 +35,15 @@ import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
 from hsap.ir.check import Refused, excess
-from hsap.ir.heads import HeadShape
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import AHEAD, DIRECTIONS, Schedule, Strategy
 from hsap.ir.slice import Q0, area
 from hsap.ir.span import ranges
 from hsap.planners.balance import even_areas, even_counts
 from hsap.planners.distflash import help_early
 from hsap.planners.parts import equal_shards, same_both_ways
+from hsap.planners.prices import away_bytes
 from hsap.planners.spread import spread
 
 BLOCKS_PER_MEAN = 6
@@ -66,7 +66,7 @@ def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strateg
     total = sum(int(area(table).sum()) * count for table, count in zip(tables, layers, strict=True))
     shards = piece_shards(problem, total // sum(layers))
     schedules = tuple(_by_area(problem, shards, cut_blocks(shards, table), slack) for table in tables)
-    return Strategy(shards, schedules, schedules)
+    return Strategy(shards, schedules, schedules, ahead=AHEAD)
 
 
 def piece_shards(problem: Problem, total_area: int) -> Shards:
@@ -95,11 +95,6 @@ def piece_shards(problem: Problem, total_area: int) -> Shards:
     return Shards(np.stack([begin, end], axis=1), np.arange(len(begin) + 1), home)
 
 
-def row_costs(heads: HeadShape) -> tuple[int, int]:
-    """Elements that travel per (query row, KV row) away from home, forward and backward: q o q do dq | kv kv dkv."""
-    return 5 * heads.num_q_heads * heads.head_dim, 3 * 2 * heads.num_kv_heads * heads.head_dim
-
-
 def _by_count(problem: Problem, shards: Shards, blocks: Blocks) -> Schedule:
     cells = _Cells.of(problem, shards, blocks)
     rank, step = cells.regional()
@@ -114,7 +109,7 @@ def _by_count(problem: Problem, shards: Shards, blocks: Blocks) -> Schedule:
 
 def _by_area(problem: Problem, shards: Shards, blocks: Blocks, slack: float) -> Schedule:
     cells = _Cells.of(problem, shards, blocks)
-    costs = row_costs(problem.heads)
+    costs = tuple(map(sum, zip(*(away_bytes(problem, direction) for direction in DIRECTIONS))))
     rank, _ = cells.regional()
     rank = np.where((rank < 0) | (costs[0] > costs[1]), cells.q_rank, rank)
     num_ranks = problem.topology.inter_sp

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import Strategy
-from hsap.planners.heads import head_parallel
+from hsap.planners.head_degree import head_parallel
 from hsap.planners.zigzag import zigzag
 
 

@@ -71,7 +71,7 @@ def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, ra
     )
     heads = programs.heads[index]
     seconds = np.where(count > 0, cluster.kernel_overhead_s, 0.0) + count * cluster.slice_overhead_s
-    seconds += FLOPS_PER_PAIR[op] * dim * heads[:, 1] * pairs / rate
+    seconds += FLOPS_PER_PAIR[op] * dim * heads[:, 1].astype(np.int64) * pairs / rate
     for role in ADDED[op]:
         # The part is written and read in the inputs' width, the accumulator read and written in its own.
         row = sum(sum(row_bytes(plan.precision, role, Space.OUTPUT, acc, heads, dim)) for acc in (False, True))

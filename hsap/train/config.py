@@ -2,73 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from hsap.ir.problem import Topology
-
-Check = Callable[[object], bool]
-
-
-def _rule(allowed: str, check: Check, optional: bool = False):
-    """Describe a field: `check` accepts its value, `allowed` tells the user what is accepted; optional adds null."""
-    if optional:
-        return field(metadata={"allowed": f"{allowed}, or null", "check": lambda value: value is None or check(value)})
-    return field(metadata={"allowed": allowed, "check": check})
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _integer(least: int, optional: bool = False):
-    return _rule(f"a whole number of at least {least}", lambda v: _is_integer(v) and v >= least, optional)
-
-
-def _number(allowed: str, check: Check, optional: bool = False):
-    return _rule(allowed, lambda v: _is_number(v) and check(v), optional)
-
-
-def _choice(*names: object, optional: bool = False):
-    # `type` too, because True == 1: zero_stage=true is a mistake, not stage 1.
-    return _rule(
-        "one of " + ", ".join(map(str, names)), lambda v: any(type(v) is type(n) and v == n for n in names), optional
-    )
-
-
-def _text(allowed: str, optional: bool = False):
-    return _rule(allowed, lambda v: isinstance(v, str) and bool(v.strip()), optional)
-
-
-def _flag(optional: bool = False):
-    return _rule("true or false", lambda v: isinstance(v, bool), optional)
+from hsap.keys import choice, flag, integer, is_number, number, read, rule, text
 
 
 def _is_betas(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_number(b) and 0 <= b < 1 for b in value)
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(is_number(b) and 0 <= b < 1 for b in value)
 
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
     """Where tokens come from and how they are packed."""
 
-    path: str = _text("a file or a directory")
-    eval_path: str | None = _text("a file or a directory", optional=True)
-    tokenizer: str = _text("the path of a tokenizer.json or of a SentencePiece .model")
-    text_field: str = _text("the field of a line that holds its text")
-    add_bos: bool | None = _flag(optional=True)
-    add_eos: bool | None = _flag(optional=True)
-    bos: str | None = _text("a piece of the tokenizer", optional=True)
-    eos: str | None = _text("a piece of the tokenizer", optional=True)
-    pack_tokens: int = _integer(1)
-    packing: str = _choice("best_fit", "concat")
-    lookahead: int = _integer(0)
+    path: str = text("a file or a directory")
+    eval_path: str | None = text("a file or a directory", optional=True)
+    tokenizer: str = text("the path of a tokenizer.json or of a SentencePiece .model")
+    text_field: str = text("the field of a line that holds its text")
+    add_bos: bool | None = flag(optional=True)
+    add_eos: bool | None = flag(optional=True)
+    bos: str | None = text("a piece of the tokenizer", optional=True)
+    eos: str | None = text("a piece of the tokenizer", optional=True)
+    pack_tokens: int = integer(1)
+    packing: str = choice("best_fit", "concat")
+    lookahead: int = integer(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +42,47 @@ class PlannerConfig:
 class ClusterConfig:
     """The machines as the planner sees them."""
 
-    preset: str | None = _text("the name of a cluster preset", optional=True)
-    ranks_per_node: int | None = _integer(1, optional=True)
+    preset: str | None = text("the name of a cluster preset", optional=True)
+    ranks_per_node: int | None = integer(1, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What DeepSpeed is told; device and backend are settled once the ranks are known, never null in a TrainConfig."""
 
-    zero_stage: int = _choice(0, 1, 2, 3)
-    dtype: str = _choice("fp32", "bf16")
-    device: str | None = _choice("cpu", "cuda", optional=True)
-    backend: str | None = _choice("gloo", "nccl", optional=True)
+    zero_stage: int = choice(0, 1, 2, 3)
+    dtype: str = choice("fp32", "bf16")
+    device: str | None = choice("cpu", "cuda", optional=True)
+    backend: str | None = choice("gloo", "nccl", optional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class OptimConfig:
     """AdamW, warm-up and cosine."""
 
-    lr: float = _number("a number above 0", lambda v: v > 0)
-    warmup_steps: int = _integer(0)
-    min_lr_ratio: float = _number("a number from 0 to 1", lambda v: 0 <= v <= 1)
-    weight_decay: float = _number("a number of at least 0", lambda v: v >= 0)
-    betas: tuple[float, float] = _rule("two numbers from 0 to below 1, like [0.9,0.95]", _is_betas)
-    eps: float = _number("a number above 0", lambda v: v > 0)
-    clip: float | None = _number("a number above 0", lambda v: v > 0, optional=True)
+    lr: float = number("a number above 0", lambda v: v > 0)
+    warmup_steps: int = integer(0)
+    min_lr_ratio: float = number("a number from 0 to 1", lambda v: 0 <= v <= 1)
+    weight_decay: float = number("a number of at least 0", lambda v: v >= 0)
+    betas: tuple[float, float] = rule("two numbers from 0 to below 1, like [0.9,0.95]", _is_betas)
+    eps: float = number("a number above 0", lambda v: v > 0)
+    clip: float | None = number("a number above 0", lambda v: v > 0, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
     """Steps, and what happens every so many of them; 0 means never."""
 
-    steps: int = _integer(1)
-    seed: int = _integer(0)
-    packs_per_step: int = _integer(1)
-    micro_packs: int = _integer(1)
-    eval_every: int = _integer(0)
-    eval_packs: int | None = _integer(1, optional=True)
-    save_every: int = _integer(0)
-    keep: int = _integer(1)
-    log_every: int = _integer(1)
-    tensorboard: bool = _flag()
+    steps: int = integer(1)
+    seed: int = integer(0)
+    packs_per_step: int = integer(1)
+    micro_packs: int = integer(1)
+    eval_every: int = integer(0)
+    eval_packs: int | None = integer(1, optional=True)
+    save_every: int = integer(0)
+    keep: int = integer(1)
+    log_every: int = integer(1)
+    tensorboard: bool = flag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +124,13 @@ class TrainConfig:
 class _PlainKeys:
     """The keys of the configuration that stand in no group."""
 
-    topology: str | None = _text("NxM, like 4x2", optional=True)
-    kernel: str = _text("the name of a kernel, or auto")
-    wire_dtype: str | None = _choice("fp32", "bf16", optional=True)
-    arena_multiple: float = _number("a number above 0", lambda v: v > 0)
-    verify: bool = _flag()
-    out: str | None = _text("a directory", optional=True)
-    resume: bool = _flag()
+    topology: str | None = text("NxM, like 4x2", optional=True)
+    kernel: str = text("the name of a kernel, or auto")
+    wire_dtype: str | None = choice("fp32", "bf16", optional=True)
+    arena_multiple: float = number("a number above 0", lambda v: v > 0)
+    verify: bool = flag()
+    out: str | None = text("a directory", optional=True)
+    resume: bool = flag()
 
 
 _GROUPS = {
@@ -190,8 +149,8 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     """
     top = {"model", "planner", *_GROUPS} | {f.name for f in fields(_PlainKeys)}
     plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, "model", "planner")}
-    plain = _read(_PlainKeys, "", plain_values, top)
-    groups = {name: _read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
+    plain = read(_PlainKeys, "", plain_values, top)
+    groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
     assert dp >= 1 and rest == 0, "the launcher checks the world size first"
@@ -235,29 +194,6 @@ def _planner(section: Mapping[str, object]) -> PlannerConfig:
         if not (value is None or isinstance(value, (bool, int, float, str))):
             raise ValueError(f"planner.{key}={value}: a planner's option is a number, a word, true, false or null.")
     return PlannerConfig(name, options)
-
-
-def _read(kind: type, prefix: str, section: Mapping[str, object], known: set[str] | None = None):
-    """Build `kind` from a section of the configuration; `known` are the names offered when a key is unknown."""
-    rules = {f.name: f for f in fields(kind)}
-    for key in section:
-        if key not in rules:
-            known = known or set(rules)
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f" Did you mean {prefix}{close[0]}?" if close else ""
-            raise ValueError(f"{prefix}{key}: no such key; known ones are {', '.join(sorted(known))}.{hint}")
-    values = {}
-    for name, rule in rules.items():
-        if name not in section:
-            raise ValueError(f"{prefix}{name} is missing; set it to {rule.metadata['allowed']}.")
-        value = section[name]
-        if not rule.metadata["check"](value):
-            raise ValueError(f"{prefix}{name}={value}: expected {rule.metadata['allowed']}.")
-        # Whole numbers are welcome where a float is meant (lr=1), and YAML knows no tuples.
-        if rule.type.startswith("float") and value is not None:
-            value = float(value)
-        values[name] = tuple(map(float, value)) if isinstance(value, (list, tuple)) else value
-    return kind(**values)
 
 
 def _accumulation(train: LoopConfig, dp: int) -> int:

@@ -19,7 +19,7 @@ LENGTHS = (40, 1, 7, 90, 13)
 
 def rows_of(table) -> list[tuple[int, ...]]:
     """(role, shard, group, src, dst, stage) of transfers, sorted."""
-    return sorted(zip(*(getattr(table, name).tolist() for name in table.__slots__)))
+    return sorted(zip(*(getattr(table, name).tolist() for name in table.__slots__[:-1])))
 
 
 def needs(shards: Shards, schedule: Schedule, roles) -> dict[tuple[int, int, int, int], list[int]]:

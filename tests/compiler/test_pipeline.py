@@ -1,17 +1,19 @@
 """Pipeline: what it refuses, that it is deterministic, and that it takes many ranks."""
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 
 from hsap.api import compile
+from hsap.compiler.pipeline import build
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import Chart
-from hsap.planners import PLANNERS
+from hsap.planners import PLANNERS, run
 from hsap.verify import verify
 
 HEADS = HeadShape(8, 4, 8, "bf16")
@@ -87,3 +89,23 @@ def test_stored_form_of_a_large_plan():
     plan = compile(Problem(Layout.from_lengths((700, 1, 50, 1300, 9)), HEADS, Topology(32, 1)), "zigzag")
     again = Plan.from_bytes(plan.to_bytes())
     assert again == plan and verify(again).ok
+
+
+def test_a_watch_sees_every_pass_and_what_it_makes():
+    given = problem("3x2", masks=(("causal", 1), ("window:5", 1)))
+    strategy, seen = run("magi", given, {"relay": True}), []
+    plan = build(given, strategy, "magi", {}, lambda *told: seen.append(told))
+    assert [name for name, _, _ in seen] == ["place_rows", *["order", "relay", "lower", "expand", "place_buffers"] * 4]
+    assert all(cpu_s >= 0 for _, cpu_s, _ in seen)
+    placed = [made for name, _, made in seen if name == "place_buffers"]
+    assert all(a is b for a, b in zip(placed, itertools.chain(*plan.programs), strict=True))
+    assert plan.hash == build(given, strategy, "magi", {}).hash
+
+
+def test_a_watch_sees_passes_that_run_again_for_a_small_arena():
+    needed = int(compile(problem(), "sap").arena_bytes().max())
+    small = problem(max_tokens_per_rank=100, arena_multiple=0.98 * needed / (100 * 8 * 8 * 2))
+    names = []
+    build(small, run("sap", small, {}), "sap", {}, lambda name, cpu_s, made: names.append(name))
+    at = names.index("without_overlap")
+    assert names[at - 3 : at + 4] == ["lower", "expand", "place_buffers", "without_overlap", *names[at - 3 : at]]

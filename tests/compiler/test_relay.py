@@ -26,7 +26,7 @@ FULL = (-UNBOUNDED, UNBOUNDED)
 
 def rows_of(table) -> list[tuple[int, ...]]:
     """(role, shard, group, src, dst, stage) of transfers, sorted."""
-    return sorted(zip(*(getattr(table, name).tolist() for name in table.__slots__)))
+    return sorted(zip(*(getattr(table, name).tolist() for name in table.__slots__[:-1])))
 
 
 def moved(rank, stage, slices, sizes=(10,) * 5, transfers=None, direction="forward"):

@@ -122,7 +122,7 @@ def test_messages_carry_the_transfers_rows(planner, direction):
     draft, code, _ = lowered(strategy, schedule, transfers, direction)
     table = Transfers.join(*transfers)
     wanted, found = defaultdict(list), {Op.SEND: defaultdict(list), Op.RECV: defaultdict(list)}
-    for role, shard, group, src, dst, stage in zip(*(getattr(table, name).tolist() for name in table.__slots__)):
+    for role, shard, group, src, dst, stage, _ in zip(*(getattr(table, name).tolist() for name in table.__slots__)):
         rows = positions(strategy.shards.spans[slice(*strategy.shards.offsets[shard : shard + 2])])
         wanted[role, group if strategy.num_groups > 1 else NONE, src, dst, stage] += rows.tolist()
     for i in range(len(code["op"])):

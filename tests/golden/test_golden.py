@@ -3,7 +3,7 @@
 import pytest
 from regenerate import FOLDER, cases
 
-from hsap.ir.text import parse
+from hsap.ir.reader import parse
 
 CASES = cases()
 

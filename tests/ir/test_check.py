@@ -10,8 +10,7 @@ from hsap.ir.check import MAX_HEADS, MAX_TOKENS, number, whole, wholes
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
-from hsap.ir.plan import problem_from_json, problem_to_json
-from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.problem import Cluster, Problem, Topology, problem_from_json, problem_to_json
 
 NOT_WHOLE = (None, "3", 1.0, math.nan, True, np.float64(2), np.bool_(True), [1], 0, -1, 10**30, 10**5000)
 NOT_NUMBER = (None, "3", math.nan, math.inf, -math.inf, True, 1j, [1.0], -1, -0.5, 10**400)

@@ -15,9 +15,9 @@ from hsap.ir.families import MASKS
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, SliceMask, distinct_masks, mask_slices, parse_layers, parse_masks
-from hsap.ir.plan import Plan, problem_from_json, problem_to_json
-from hsap.ir.problem import Problem, Topology
-from hsap.ir.text import parse
+from hsap.ir.plan import Plan
+from hsap.ir.problem import Problem, Topology, problem_from_json, problem_to_json
+from hsap.ir.reader import parse
 from hsap.verify import verify
 
 MANY = 50

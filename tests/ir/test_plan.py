@@ -9,8 +9,9 @@ import pytest
 from hsap.api import compile
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.plan import MAGIC, Plan
+from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
+from hsap.ir.stored import MAGIC
 
 START = len(MAGIC) + 8
 

@@ -16,7 +16,7 @@ from hsap.ir.mask import Mask
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import NONE, Op, Role
-from hsap.ir.text import parse
+from hsap.ir.reader import parse
 
 HEADS = HeadShape(4, 2, 8, "bf16")
 
@@ -252,7 +252,7 @@ def test_damaged_text_is_refused_or_read_and_nothing_else(data):
 
 
 def test_more_text_than_the_limit_is_refused(monkeypatch):
-    monkeypatch.setattr("hsap.ir.text.MAX_CHARACTERS", 100)
+    monkeypatch.setattr("hsap.ir.reader.MAX_CHARACTERS", 100)
     with pytest.raises(ValueError, match="the limit is 100"):
         parse(small().text())
 

@@ -1,5 +1,6 @@
 """Every planner keeps the contract on random batches: verified, every token at home once, every pair computed once."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hsap.ir.layout import Layout
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.schedule import DIRECTIONS, Chart
 from hsap.ir.slice import dense
-from hsap.planners import PLANNERS, options_of
+from hsap.planners import PLANNERS, options_of, run
 from hsap.verify import verify
 
 MASKS = ("causal", "full", "window:1", "window:6", "lambda:2,5", "blockwise:4,2,1,1", "shared_question:2,20",
@@ -66,7 +67,7 @@ OPTIONS = [
     ("magi", {"chunks": 3, "stages": 4}),
     ("mesh", {"a": 1}),
     ("mesh", {"a": 4, "slack": 0.0}),
-    *((planner, {"relay": True}) for planner in ("allgather", "flashcp", "magi", "mesh")),
+    *((name, {"relay": True}) for name, planner in PLANNERS.items() if planner.may_relay and not planner.slow),
 ]
 
 
@@ -92,6 +93,21 @@ WRONG = [
     ("mesh", {"a": 0}, "a, the query chunks"),
     ("mesh", {"slack": "much"}, "slack"),
 ]
+
+
+def test_relay_is_an_option_of_those_that_may_relay_and_changes_nothing_but_the_routes():
+    problem = Problem(Layout.from_lengths([90, 5, 41]), HeadShape(4, 2, 8), Topology(8, 1))
+    for name, planner in PLANNERS.items():
+        assert ("relay" in options_of(name)) == planner.may_relay
+        if planner.may_relay:
+            plain, relayed = (run(name, problem, {"relay": relay}) for relay in (False, True))
+            assert relayed.relay and not plain.relay
+            for a, b in zip(plain.forward + plain.backward, relayed.forward + relayed.backward, strict=True):
+                assert b.transfers is None
+                assert np.array_equal(a.rank, b.rank) and np.array_equal(a.stage, b.stage)
+        else:
+            with pytest.raises(ValueError, match="unknown option 'relay'"):
+                run(name, problem, {"relay": True})
 
 
 @pytest.mark.parametrize("planner, options, words", WRONG)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hsap.ir.slice import dense
 from hsap.planners import run
-from hsap.planners.fill import RINGS, deal, fill
+from hsap.planners.fill import RINGS, fill
 from hsap.planners.magi import magi
 from tests.planners.needs import MASKS, excess, homes, loads, problem_of, received
 
@@ -49,12 +49,13 @@ def test_a_cut_document_goes_to_neighbours_and_no_further_than_it_must():
     assert excess(tokens) <= 0.05 and excess(areas) <= 0.05
 
 
-@pytest.mark.parametrize("name, ranks", [("ldc@131072", 16), ("ldc@131072", 32), ("fineweb@131072", 32)])
+@pytest.mark.parametrize("ranks", [16, 32, 64])
+@pytest.mark.parametrize("name", ["ldc@131072", "fineweb@131072"])
 def test_benchmark_packs_are_even_and_move_less_than_magi(batches, name, ranks):
     for lengths in batches[name][:2]:
         problem = problem_of(lengths, ranks)
         tokens, areas = loads(problem, "flashcp")
-        assert excess(tokens) <= 0.06 and excess(areas) <= 0.07
+        assert excess(tokens) <= 0.05 and excess(areas) <= 0.05
         rows = [_kv_rows(strategy) for strategy in (run("flashcp", problem, {}), magi(problem))]
         assert rows[0] < 0.7 * rows[1]
 
@@ -137,10 +138,3 @@ def test_zigzag_pieces_cover_each_document_once_from_both_ends(documents, ranks)
         for i in range(first, stop):
             token = start + i // 2 if i % 2 else end - 1 - i // 2
             assert held[token] == rank
-
-
-def test_deal_puts_the_next_document_where_it_leaves_the_least():
-    lengths, areas = np.array([10, 10, 4, 3]), np.array([1.0, 1.0, 40.0, 1.0])
-    ranks, worst = deal(lengths, areas, np.arange(4), 2, np.array([10.0, 40.0]))
-    assert ranks.tolist() == [0, 1, 0, 1]
-    assert worst == pytest.approx((41 - 21.5) / 40)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hsap.planners import run
-from hsap.planners.magi import deal
+from hsap.planners.magi import deal_chunks
 from tests.planners.needs import MASKS, excess, homes, loads, problem_of, received, wanted
 
 GATHERING = [("allgather", {}), ("allgather", {"chunks": "document"}), ("magi", {}), ("magi", {"chunks": 2}),
@@ -49,7 +49,7 @@ def test_allgather_deals_chunks_from_both_ends_and_computes_after_all_has_come()
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
 def test_deal_gives_the_largest_to_the_least_busy_rank_that_has_room(areas, ranks):
-    got = deal([float(a) for a in areas], ranks)
+    got = deal_chunks([float(a) for a in areas], ranks)
     load, count, room = [0] * ranks, [0] * ranks, -(-len(areas) // ranks)
     for chunk in sorted(range(len(areas)), key=lambda c: -areas[c]):
         free = [r for r in range(ranks) if count[r] < room]

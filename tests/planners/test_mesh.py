@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hsap.planners import run
-from hsap.planners.mesh import arrival_stages, tile_width
+from hsap.planners.mesh import arrival_stages, deal_whole, tile_width
 from tests.planners.needs import MASKS, excess, homes, loads, problem_of, received, wanted
 
 
@@ -82,3 +82,10 @@ def test_short_documents_stay_whole_where_that_is_even():
     assert excess(tokens) <= 0.05 and excess(areas) <= 0.06
     home = homes(run("mesh", problem_of([400, 30], 4), {}), 430)
     assert len(set(home[400:])) == 4  # a fifth of a rank's tokens can't be made up
+
+
+def test_deal_whole_puts_the_next_document_where_it_leaves_the_least():
+    lengths, areas = np.array([10, 10, 4, 3]), np.array([1.0, 1.0, 40.0, 1.0])
+    ranks, worst = deal_whole(lengths, areas, np.arange(4), 2, np.array([10.0, 40.0]))
+    assert ranks.tolist() == [0, 1, 0, 1]
+    assert worst == pytest.approx((41 - 21.5) / 40)

@@ -38,7 +38,7 @@ def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5
         (["data.eval_path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path (or data.eval_path)"),
         (["model.vocab_size=300"], "model.vocab_size is 300, but the tokenizer has "),
         (["model.num_kv_heads=3"], "model.num_kv_heads is 3, which does not divide"),
-        (["model.depth=3"], "model.depth is not a field"),
+        (["model.depth=3"], "model.depth: no such key"),
         (["model.masks=widow:4"], "model.masks is 'widow:4': mask: unknown name 'widow'"),
         (["model.masks=causal*3"], "model.masks names 3 layers, which don't go into model.num_layers 2"),
         (["cluster.preset=abacus"], "unknown preset 'abacus'; known ones are dgx-a100"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
 from hsap.ir.problem import Problem
-from hsap.ir.schedule import Schedule, Strategy
+from hsap.ir.schedule import AHEAD, Schedule, Strategy
 from hsap.ir.slice import K0, K1, cut
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
@@ -28,7 +28,7 @@ def strategy_of(problem: Problem, table: Table, groups: int) -> Strategy:
     shards = _shards(homes, cells, needs, groups, problem.topology.inter_sp)
     nodes = problem.node_of[:: problem.topology.intra_sp]
     made = tuple(_schedule(shards, cut_blocks(shards, part), cells, groups, nodes) for part in slices)
-    return Strategy(shards, made, made, groups, relay=True)
+    return Strategy(shards, made, made, groups, relay=True, ahead=AHEAD)
 
 
 def _same_for_all_groups(table: Table, groups: int) -> bool:

@@ -5,28 +5,29 @@ One row per planner, workload and topology, on the workload's first pack: median
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from hsap import planners
 from hsap.cli.plan import read_planner
-from hsap.compiler.buffers import place_buffers
-from hsap.compiler.expand import expand, place_rows
-from hsap.compiler.lower import lower
-from hsap.compiler.order import order
-from hsap.compiler.pipeline import build
-from hsap.compiler.relay import relay
-from hsap.compiler.trays import SpanTable
+from hsap.compiler.pipeline import build, watched
 from hsap.ir.layout import Layout
+from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
-from hsap.ir.schedule import DIRECTIONS, Strategy
 from hsap.verify import verify
 from tests.bench.planning.cases import HEADS, WORKLOADS
 
-PASSES = ("choose", "order", "lower", "expand", "buffers", "verify")
-HEADER = f"{'planner':<16}{'workload':<16}{'ranks':>6}{'instr.':>9}" + "".join(f"{name:>9}" for name in PASSES)
+COLUMNS = {
+    "choose": ("run",),
+    "order": ("order", "relay", "prefetch", "without_overlap"),
+    "lower": ("lower",),
+    "expand": ("place_rows", "expand"),
+    "buffers": ("place_buffers",),
+    "verify": ("verify",),
+}
+"""Functions that each column of the table adds up: the planner, passes of the pipeline, the verifier."""
+HEADER = f"{'planner':<16}{'workload':<16}{'ranks':>6}{'instr.':>9}" + "".join(f"{name:>9}" for name in COLUMNS)
 HEADER += f"{'µs/instr.':>11}"
 
 
@@ -48,43 +49,28 @@ def row(planner: str, workload: str, problem: Problem, runs: int) -> str:
     name, options = read_planner(planner)
     taken = []
     for _ in range(runs + 1):  # the first one loads what is compiled, and isn't counted
-        times: dict[str, float] = {}
-        strategy = _timed(times, "choose", planners.run, name, problem, options)
-        _compile(problem, strategy, times)
-        plan = build(problem, strategy, name, options)
-        report = _timed(times, "verify", verify, plan)
-        assert report.ok, str(report)
+        times, plan = _plan(problem, name, options)
         taken.append(times)
-    middle = {part: median(times[part] for times in taken[1:]) for part in PASSES}
-    per_instruction = sum(middle[part] for part in PASSES[1:]) / plan.num_instructions
-    cells = "".join(f"{middle[part] * 1e3:>9.1f}" for part in PASSES)
+    middle = {
+        column: median(sum(times[name] for name in names) for times in taken[1:]) for column, names in COLUMNS.items()
+    }
+    per_instruction = (sum(middle.values()) - middle["choose"]) / plan.num_instructions
+    cells = "".join(f"{cpu_s * 1e3:>9.1f}" for cpu_s in middle.values())
     return (
         f"{planner:<16}{workload:<16}{problem.topology!s:>6}{plan.num_instructions:>9}{cells}"
         f"{per_instruction * 1e6:>11.2f}"
     )
 
 
-def _compile(problem: Problem, strategy: Strategy, times: dict[str, float]) -> None:
-    """Run the compiler's passes over both directions of the one mask, adding up the time of each."""
-    problem = replace(problem, topology=strategy.topology or problem.topology)
-    shards, num_groups = strategy.shards, strategy.num_groups
-    inter, intra = problem.topology.inter_sp, problem.topology.intra_sp
-    spans, *rows = _timed(times, "expand", place_rows, problem, shards)
-    table = SpanTable.of(shards, spans)
-    for direction, schedule in zip(DIRECTIONS, (strategy.forward[0], strategy.backward[0])):
-        transfers = _timed(times, "order", order, shards, schedule, direction)
-        if strategy.relay:
-            nodes = problem.node_of[::intra]
-            transfers = _timed(times, "order", relay, shards, schedule, transfers, problem.heads, nodes)
-        draft = _timed(times, "lower", lower, table, schedule, transfers, direction, inter, num_groups, intra > 1)
-        programs = _timed(times, "expand", expand, problem, draft, *rows, num_groups, direction)
-        table = draft.table
-        _timed(times, "buffers", place_buffers, programs)
+def _plan(problem: Problem, planner: str, options: dict) -> tuple[Counter[str], Plan]:
+    """Plan and verify once: CPU seconds by function, and the plan."""
+    times: Counter[str] = Counter()
 
+    def watch(name: str, cpu_s: float, made: object) -> None:
+        times[name] += cpu_s
 
-def _timed(times: dict[str, float], name: str, function, *arguments):
-    """Call a function and add its CPU time [s] to times[name]: it is one thread, and other load counts less."""
-    start = time.process_time()
-    result = function(*arguments)
-    times[name] = times.get(name, 0.0) + time.process_time() - start
-    return result
+    strategy = watched(watch, planners.run, planner, problem, options)
+    plan = build(problem, strategy, planner, options, watch)
+    report = watched(watch, verify, plan)
+    assert report.ok, str(report)
+    return times, plan

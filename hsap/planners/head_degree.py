@@ -1,4 +1,4 @@
-"""Heads: the shape of a group whose neighbours share a sequence's heads, for planners of the whole group."""
+"""Head degree: the shape of a group whose neighbours share a sequence's heads, for planners of the whole group."""
 
 from __future__ import annotations
 
