@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir", "keys"},
     "data": {"ir", "api"},
+    "view": {"ir", "sim"},
     "bench": {"ir", "clusters", "sim", "runtime"},
-    "cli": {"bench", "ir", "clusters", "api", "planners", "verify"},
+    "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view"},
     "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""

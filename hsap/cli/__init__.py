@@ -1,6 +1,6 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `planners`, `bench`, one command a file.
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `planners`, `bench`, one command a file.
 
-Starts without torch and numba.
+It starts without torch and numba.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import bench, plan, planners, simulate, verify
+from hsap.cli import bench, plan, planners, simulate, verify, view
 from hsap.cli.exit import BAD_INPUT, NOT_OK
 
-COMMANDS = (plan, verify, simulate, planners, bench)
+COMMANDS = (plan, verify, simulate, view, planners, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,6 +31,7 @@ def add_to(commands) -> None:
         "-o", "--out", metavar="FILE", help="keep a sound plan; FILE.txt gets its text, else the stored form"
     )
     command.add_argument("--rank", type=int, metavar="R", help="show only this rank's streams")
+    command.add_argument("--color", action="store_true", help="colour the grids though stdout is no terminal")
     command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
     command.set_defaults(run=_plan)
 
@@ -64,7 +65,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             _keep(plan, Path(arguments.out))
         figures.append(_figures(plan, bool(report.ok)) | {"plan_s": plan_s, "verified": bool(report.ok)})
         if not arguments.json:
-            show(plan, figures[-1], arguments.rank)
+            show(plan, figures[-1], arguments.rank, arguments.color)
     if arguments.json:
         print(json.dumps(figures if is_list else figures[0]))
     return code

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
-from hsap.ir.grid import chart_grids, pattern_grid
+from hsap.ir.grid import chart_grids, pattern_grid, tinted
 from hsap.ir.plan import Plan
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.text import stream_lines
 
 
-def show(plan: Plan, figures: dict, rank: int | None) -> None:
-    """Print the summary, the block grids, and the streams of one rank or all, mask by mask."""
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+def show(plan: Plan, figures: dict, rank: int | None, colour: bool = False) -> None:
+    """Print the summary, the block grids, and the streams of one rank or all, mask by mask.
+
+    colour: colour the grids even where stdout is no terminal or NO_COLOR is set.
+    """
+    colour = colour or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     print(_summary(figures))
     print("\nhome rank of each shard: " + _row(plan.shards.home.tolist()))
     for mask, (masks, layers) in enumerate(plan.problem.masks):
@@ -27,6 +30,8 @@ def show(plan: Plan, figures: dict, rank: int | None) -> None:
 
 def _grids(plan: Plan, mask: int, colour: bool) -> None:
     grid = pattern_grid(plan.shards, plan.slices[mask])
+    if colour:
+        grid = tinted(grid, chart_grids(plan, mask)[0])
     print("\npatterns, a row per query shard\n" + grid.draw(colour))
     charts = plan.chart[mask]
     same = charts[0].tobytes() == charts[1].tobytes()

@@ -9,7 +9,7 @@ cells without a visible pair `·`.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,18 +23,25 @@ NAMES = np.array(["B" if pattern == Pattern.OTHER else pattern.name for pattern 
 MAX_DRAWN = 32
 """Shards up to which a grid is drawn cell by cell."""
 RUNS_SHOWN = 12
-COLOURS = (31, 32, 33, 34, 35, 36, 91, 92, 93, 94, 95, 96)
-"""ANSI foreground colours that cell texts are dealt to."""
+RANK_COLOURS = ((167, 16), (61, 231), (186, 16), (29, 231), (117, 16), (89, 231), (73, 16), (100, 231), (133, 231))
+"""Background and text, of the terminal's 256 colours, that ranks are dealt to: near those of the viewer."""
+STAGE_COLOURS = ((17, 231), (60, 231), (66, 231), (102, 16), (144, 16), (186, 16), (227, 16))
+"""The same for stages, dark to light; the last one serves all that follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """Texts of the cells that have visible pairs, as columns: q, kv: int64 [n], rising; text: str [n]."""
+    """Texts of the cells that have visible pairs, as columns: q, kv: int64 [n], rising; text: str [n].
+
+    tint: int64 [n], the number that a cell's colour stands for, a rank or (ramp) a stage; None: no colours.
+    """
 
     num_shards: int
     q: np.ndarray
     kv: np.ndarray
     text: np.ndarray
+    tint: np.ndarray | None = None
+    ramp: bool = False
 
     def rows(self) -> list[list[str]]:
         """All cells, row by row, the empty ones as `·`."""
@@ -46,20 +53,29 @@ class Grid:
         """Draw the grid; beyond `MAX_DRAWN` shards every row is a list of runs of equal cells."""
         if self.num_shards > MAX_DRAWN:
             return self._runs()
-        rows = self.rows()
-        width = max([len(str(self.num_shards - 1)), *(len(text) for text in self.text.tolist())])
-        paint = self._paint if colour else lambda text, padded: padded
+        cells = self._cells(colour)
         label = len(str(max(self.num_shards - 1, 0)))
+        width = self._width()
         lines = [" " * (label + 5) + " ".join(f"{kv:>{width}}" for kv in range(self.num_shards))]
-        for q, row in enumerate(rows):
-            lines.append(f"q {q:>{label}} | " + " ".join(paint(text, f"{text:>{width}}") for text in row))
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"q {q:>{label}} | " + " ".join(row) for q, row in enumerate(cells))])
 
-    def _paint(self, text: str, padded: str) -> str:
-        if text == NOTHING:
-            return f"\x1b[90m{padded}\x1b[0m"
-        number = int(text.lstrip("AB").partition("+")[0] or len(COLOURS) - 1)
-        return f"\x1b[{COLOURS[number % len(COLOURS)]}m{padded}\x1b[0m"
+    def _width(self) -> int:
+        return max([len(str(self.num_shards - 1)), *(len(text) for text in self.text.tolist())])
+
+    def _cells(self, colour: bool) -> list[list[str]]:
+        """Cells as they are drawn, all of one width."""
+        width = self._width()
+        nothing = f"{NOTHING:>{width}}"
+        table = np.full((self.num_shards, self.num_shards), f"\x1b[90m{nothing}\x1b[0m" if colour else nothing, object)
+        tint = [-1] * len(self.q) if self.tint is None or not colour else self.tint.tolist()
+        for q, kv, text, number in zip(self.q.tolist(), self.kv.tolist(), self.text.tolist(), tint):
+            table[q, kv] = f"{text:>{width}}" if number < 0 else self._paint(f"{text:>{width}}", number)
+        return table.tolist()
+
+    def _paint(self, padded: str, number: int) -> str:
+        colours = STAGE_COLOURS if self.ramp else RANK_COLOURS
+        ground, ink = colours[min(number, len(colours) - 1) if self.ramp else number % len(colours)]
+        return f"\x1b[48;5;{ground};38;5;{ink}m{padded}\x1b[0m"
 
     def _runs(self) -> str:
         lines = ["row: columns text, …; empty cells are left out"]
@@ -81,6 +97,12 @@ def pattern_grid(shards: Shards, slices: np.ndarray) -> Grid:
     return Grid(len(shards), blocks.q, blocks.kv, NAMES[patterns(shards, blocks)])
 
 
+def tinted(grid: Grid, like: Grid) -> Grid:
+    """Give the cells of a grid the colours that another has there."""
+    place = dict(zip(zip(like.q.tolist(), like.kv.tolist()), like.tint.tolist()))
+    return replace(grid, tint=np.array([place.get(cell, -1) for cell in zip(grid.q.tolist(), grid.kv.tolist())]))
+
+
 def chart_grids(plan: Plan, mask: int = 0, direction: int = 0) -> tuple[Grid, Grid]:
     """Say which InterSP rank computes every cell, and in which stage; several head groups are joined by `+`."""
     chart = plan.chart[mask][direction]
@@ -96,5 +118,7 @@ def chart_grids(plan: Plan, mask: int = 0, direction: int = 0) -> tuple[Grid, Gr
             text = values.astype(str)
         else:
             text = np.array(["+".join(dict.fromkeys(map(str, values[a:b]))) for a, b in itertools.pairwise(bounds)])
-        grids.append(Grid(num_shards, cells // num_shards, cells % num_shards, text))
+        where = (cells // num_shards, cells % num_shards)
+        # A cell that head groups share has the colour of the first.
+        grids.append(Grid(num_shards, *where, text, values[first], column == Chart.STAGE))
     return grids[0], grids[1]

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hsap
+from hsap.bench.processes import connect, run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR
@@ -35,10 +36,9 @@ from hsap.runtime.memory import TORCH_DTYPES
 from tests.bench.attention.cases import OURS, ULYSSES, Case
 from tests.bench.attention.peers import Ulysses, VarlenAttention
 from tests.bench.packs import pack
-from hsap.bench.processes import connect, run_ranks
 from tests.bench.record import RESULTS, caption, conditions, record
 
-HEADS, CLUSTER = hsap.HeadShape(32, 8, 128, "bf16"), "hgx-h100"
+HEADS, CLUSTER = hsap.HeadShape(32, 8, 128, "bf16"), "dgx-h100"
 CASES = (
     Case("ldc@131072", pack("ldc", batch=1), heads=HEADS, cluster=CLUSTER),
     Case("fineweb@131072", pack("fineweb", batch=1), heads=HEADS, cluster=CLUSTER),

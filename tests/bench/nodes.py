@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import hsap
+from hsap.bench.processes import connect, run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR, flows
@@ -33,7 +34,6 @@ from hsap.runtime.executor import Session
 from hsap.runtime.kernels import Work
 from tests.bench.namespaces import nodes, refusal
 from tests.bench.packs import KINDS, pack
-from hsap.bench.processes import connect, run_ranks
 from tests.bench.record import RESULTS, caption, conditions, record
 
 HEADS = hsap.HeadShape(8, 8, 64, "fp32")

@@ -1,11 +1,13 @@
 """Block grids against HSAP's Figure 3 and against a look at every pair."""
 
+import re
+
 import numpy as np
 import pytest
 
 from hsap.api import compile
 from hsap.ir.block import Shards
-from hsap.ir.grid import MAX_DRAWN, Grid, chart_grids, pattern_grid
+from hsap.ir.grid import MAX_DRAWN, Grid, chart_grids, pattern_grid, tinted
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, mask_slices
@@ -92,13 +94,27 @@ def test_ring_is_computed_at_the_query_and_one_hop_a_stage():
 
 
 def test_drawing_lines_cells_up_and_colour_only_adds_escapes():
-    grid = Grid(2, np.array([0, 1, 1]), np.array([0, 0, 1]), np.array(["A1", "B", "10+3"]))
+    grid = Grid(2, np.array([0, 1, 1]), np.array([0, 0, 1]), np.array(["A1", "B", "10+3"]), np.array([0, 40, -1]))
     plain = grid.draw()
     assert plain.split("\n") == ["         0    1", "q 0 |   A1    ·", "q 1 |    B 10+3"]
     painted = grid.draw(colour=True)
     for escape in {part.split("m")[0] for part in painted.split("\x1b[")[1:]}:
         painted = painted.replace(f"\x1b[{escape}m", "")
     assert painted == plain
+
+
+def test_a_pattern_has_the_colour_of_the_rank_that_computes_it():
+    plan = compile_many(3)
+    ranks, stages = chart_grids(plan)
+    drawn = [
+        tinted(pattern_grid(plan.shards, plan.slices[0]), ranks).draw(colour=True),
+        ranks.draw(colour=True),
+        stages.draw(colour=True),
+    ]
+    patterns, ranks, stages = (re.findall(r"\x1b\[48;5;(\d+);38;5;\d+m *(\w+)", text) for text in drawn)
+    assert [ground for ground, _ in patterns] == [ground for ground, _ in ranks]
+    for cells in (ranks, stages):
+        assert len({ground for ground, _ in cells}) == len({number for _, number in cells}) == len(set(cells)) == 3
 
 
 def test_many_shards_are_drawn_as_runs():

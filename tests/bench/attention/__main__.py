@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hsap
+from hsap.bench.processes import run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.plan import Plan
 from tests.bench.attention import ranks
 from tests.bench.attention.cases import FULL, NUM_RANKS, OURS, QUICK, RING, ULYSSES, Case
 from tests.bench.attention.interpreter import dispatch
-from hsap.bench.processes import run_ranks
 from tests.bench.record import RESULTS, caption, conditions, record
 
 LEGEND = (

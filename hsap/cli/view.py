@@ -1,0 +1,71 @@
+"""`hsap view`: one page of a plan, of two side by side, or of a run beside its plan; and traces for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from hsap.api import simulate
+from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.verify import read_plan
+from hsap.ir.plan import Plan
+from hsap.ir.problem import PRESETS
+from hsap.verify import verify
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser("view", help="draw plans, or a run beside its plan, as one page for the browser")
+    command.add_argument("plan", metavar="PLAN|RUN", help="a plan, in stored form or as text, or the folder of a run")
+    command.add_argument("other", nargs="?", metavar="PLAN2", help="another plan of the same batch, shown beside it")
+    command.add_argument("-o", "--out", default="report.html", metavar="FILE", help="default report.html")
+    command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: the plan's own)")
+    command.add_argument("--trace", metavar="FILE.json", help="also write a trace that Perfetto and Chrome open")
+    for name, what in (("step", "the last"), ("layer", "the first"), ("group", "0")):
+        command.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"of a run: which {name} to show (default {what})"
+        )
+    command.set_defaults(run=_view)
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    # The simulator brings numba, which takes longer to import than all else that a command needs.
+    from hsap.view import Scene, read_run, render, trace_events
+
+    first = Path(arguments.plan)
+    scenes = []
+    if first.is_dir():
+        if arguments.other is not None:
+            raise ValueError(f"{first} is a run, which is shown beside its own plan; leave {arguments.other} out")
+        run = read_run(first, arguments.step, arguments.layer, arguments.group or 0)
+        scenes = [Scene.planned(simulate(run.plan, arguments.cluster), "planned"), Scene.measured(run)]
+    else:
+        for name in ("step", "layer", "group"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"--{name}: it chooses from what a run measured; {first} is no folder of a run")
+        for path in (arguments.plan, *([arguments.other] if arguments.other else [])):
+            plan = _plan(path)
+            if plan is None:
+                return NOT_OK
+            scenes.append(Scene.planned(simulate(plan, arguments.cluster)))
+    page = render(scenes)
+    Path(arguments.out).write_text(page, encoding="utf-8")
+    print(f"{arguments.out}: {len(page.encode()) / 1024:.0f} KiB; open it in a browser")
+    if arguments.trace is not None:
+        Path(arguments.trace).write_text(json.dumps(trace_events(scenes)), encoding="utf-8")
+        print(f"{arguments.trace}: open it at ui.perfetto.dev or chrome://tracing")
+    return OK
+
+
+def _plan(path: str) -> Plan | None:
+    """Read a plan; None, with its faults on stderr, for one that isn't right: its streams may never end."""
+    plan = read_plan(path)
+    if not isinstance(plan, Plan):
+        raise ValueError(f"{path}: a listing has no sizes to draw; give a plan that `hsap plan -o` kept")
+    report = verify(plan)
+    if not report.ok:
+        print(report, file=sys.stderr)
+        return None
+    return plan
