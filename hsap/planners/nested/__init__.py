@@ -26,7 +26,7 @@ from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
 from hsap.ir.schedule import Strategy
-from hsap.planners.nested.cost import AREA, BYTES, TOKENS, Documents
+from hsap.planners.nested.cost import AREA, BYTES, PAIRS, TOKENS, Documents
 from hsap.planners.nested.documents import documents_of, exact_areas
 from hsap.planners.nested.levels import (
     Table,
@@ -215,7 +215,9 @@ def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
 def pairs_of_documents(documents: Documents) -> np.ndarray:
     """Pairs of each document: float64 [n]."""
     causal = documents.length * (documents.length + 1) / 2
-    return np.where(documents.table < 0, causal, documents.area[documents.table, -1] if len(documents.area) else 0)
+    return np.where(
+        documents.table < 0, causal, documents.curves[documents.table, PAIRS, -1] if len(documents.curves) else 0
+    )
 
 
 def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):

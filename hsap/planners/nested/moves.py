@@ -53,7 +53,10 @@ def propose(pieces, counts, documents, load, rules, max_order, state, edit, size
     sizes[0], which[0] = count, d
     first = edit[0]
     if kind < 0.35:
-        give(first, i, first[i, BIN + int(order * draw(state))], int(num_bins * draw(state)))
+        x, y = first[i, BIN + int(order * draw(state))], int(num_bins * draw(state))
+        if x == y:
+            return 0
+        give(first, i, x, y)
     elif kind < 0.6:
         if not _shift(first, count, i, d, documents, load, rules.caps, state):
             return 0
