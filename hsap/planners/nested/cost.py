@@ -326,15 +326,16 @@ def _span(documents, table, mask, begin, end):
 
 @fast
 def judge(load, rules):
-    """Judge a load: (bytes and what they weigh, excess over the caps, and its worst: resource, bin, or -1, -1).
+    """Judge a load: (bytes and what they weigh, excess over the caps, its worst: resource, bin or -1, -1; busiest bin).
 
     Excess has a linear and a square-root term: either alone stalls.
     """
-    total, most, excess = 0.0, 0.0, 0.0
+    total, most, excess, busiest = 0.0, 0.0, 0.0, 0
     worst, k, x = 0.0, -1, -1
     for z in range(load.shape[1]):
         total += load[BYTES, z] + rules.piece * load[PIECES, z]
-        most = max(most, load[BYTES, z])
+        if load[BYTES, z] > most:
+            most, busiest = load[BYTES, z], z
     for r in range(2):
         for z in range(load.shape[1]):
             cap = rules.caps[r, z]
@@ -343,13 +344,13 @@ def judge(load, rules):
                 excess += over + 0.05 * math.sqrt(over)
                 if over > worst:
                     worst, k, x = over, r, z
-    return total + rules.peak * most, excess, k, x
+    return total + rules.peak * most, excess, k, x, busiest
 
 
 @fast
 def energy(load, rules, price):
     """Bytes received, plus the priced excess over the caps."""
-    cost, excess, _, _ = judge(load, rules)
+    cost, excess, _, _, _ = judge(load, rules)
     return cost + price * rules.unit * excess
 
 

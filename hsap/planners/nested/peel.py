@@ -18,15 +18,17 @@ from hsap.planners.nested.cost import BIN, END, HOME, MAX_ORDER, ORDER, area_bef
 from hsap.planners.nested.items import ZERO, items_of, pairs_of, tokens_of
 
 MAX_TILES = 8
+AREA_GOAL, TOKEN_GOAL, NOISE, PREFIX, LARGEST_ORDER, FILL = range(6)
+"""Columns of wishes: how far to go between the mean and the cap in area and in tokens; noise of choices; share of the
+missing tokens that comes from the cut item's own prefix; largest order of the tiles that large items start as, and how
+full a tile has to make its bins."""
 
 
 @inner
 def peel(template, counts, documents, rules, wish, pieces, sizes):
     """Place a template's items and write the documents that come of it to pieces and sizes.
 
-    wish: float64 [6]: how far to go between the mean and the cap in area and in tokens, noise of choices, share of the
-    missing tokens that comes from the cut item's own prefix, largest order of the tiles that large items start as, and
-    how full a tile has to make its bins.
+    wish: float64 [6], the parameters of a first placement, see `AREA_GOAL` and those that follow it.
     """
     items = items_of(template, counts, documents, rules.groups)
     caps = rules.caps
@@ -48,9 +50,9 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
             free = caps[k, x] - loads[k, x]
             mean = left[k] * free / room[k] if room[k] > 0 else free
             room[k] -= free
-            goal[k] = loads[k, x] + min(max(mean + wish[k] * (free - mean), left[k] - room[k]), free)
+            goal[k] = loads[k, x] + min(max(mean + wish[AREA_GOAL + k] * (free - mean), left[k] - room[k]), free)
         cut = _fill_area(items, documents, goal, load, tails, ends, x, wish)
-        _fill_tokens(items, documents, goal, caps, load, heads, ends, x, cut, wish[3])
+        _fill_tokens(items, documents, goal, caps, load, heads, ends, x, cut, wish[PREFIX])
         for k in range(2):
             left[k] -= load[k] - loads[k, x]
     _collect(items, template, counts, heads, tails, ends, tiles, num_bins - 1, pieces, sizes)
@@ -97,8 +99,8 @@ def _tiles(items, documents, rules, loads, tails, ends, wish):
     while t < len(items.low) and num < MAX_TILES:
         d, low, high = items.document[t], items.low[t], items.high[t]
         pairs = pairs_of(items, documents, t, low, high)
-        order = _order(rules, documents, d, high, mean, min(int(wish[4]), num_bins))
-        while order > 1 and pairs < wish[5] * order * mean:
+        order = _order(rules, documents, d, high, mean, min(int(wish[LARGEST_ORDER]), num_bins))
+        while order > 1 and pairs < wish[FILL] * order * mean:
             order //= 2
         for x in range(num_bins):
             fill[x] = loads[0, x] / caps[0, x]
@@ -178,7 +180,7 @@ def _write(pieces, sizes, template, d, i, end, x):
 def _fill_area(items, documents, goal, load, tails, ends, x, wish):
     """Take whole items from the largest on, or a suffix where one doesn't fit: the item cut last, or -1."""
     n = len(items.low)
-    noise, share = wish[2], wish[3]
+    noise, share = wish[NOISE], wish[PREFIX]
     largest, light = _light(items, documents)
     if largest < 0:
         return -1

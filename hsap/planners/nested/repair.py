@@ -141,6 +141,8 @@ def mend(pieces, counts, load, documents, parts, fresh, rules, state, edit, size
             c = e if which[e] == d else c
         if c == 3 or (fresh[c, AREA + k, x] if c < changed else parts[d, AREA + k, x]) <= 0:
             continue
+        if c == changed and counts[d] > edit.shape[1]:
+            continue
         if c == changed:
             copy_pieces(edit, c, pieces, d, counts[d])
             sizes[c], which[c] = counts[d], d
@@ -228,7 +230,7 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way, share)
             or (all_of_it and _next_fits(documents, d, begin, end, row, at_end, room / part))
         ):
             row += -1 if at_end else 1
-        if row <= begin or row >= end or count == edit.shape[0]:
+        if row <= begin or row >= end or count >= edit.shape[0]:
             return 0
         insert(edit, count, i, row)
         part_index, size_after = i + 1 if at_end else i, count + 1

@@ -27,7 +27,7 @@ from hsap.planners.nested.cost import (
     tidy,
 )
 from hsap.planners.nested.moves import draw, propose
-from hsap.planners.nested.peel import peel
+from hsap.planners.nested.peel import LARGEST_ORDER, peel
 from hsap.planners.nested.repair import mend, repair
 
 REPAIR_PRICE = 2000.0
@@ -62,7 +62,7 @@ def solve(template, counts, documents, rules, wishes, proposals, heat, price, ma
         peel(template, counts, documents, rules, wishes[t], pieces[keep], sizes[keep])
         _count(load[keep], pieces[keep], sizes[keep], documents, rules, reach)
         value = energy(load[keep], rules, price[0])
-        first = np.searchsorted(ORDERS, wishes[t, 4]) * KEPT
+        first = np.searchsorted(ORDERS, wishes[t, LARGEST_ORDER]) * KEPT
         worst = first + np.argmax(found[first : first + KEPT])
         if value < found[worst] and not (found == value).any():
             found[worst] = value
@@ -134,15 +134,15 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
     trial = load.copy()
     best_pieces, best_counts, best_load = pieces.copy(), counts.copy(), load.copy()
     best = energy(load, rules, price[1])
-    now, now_price, now_heat = 0.0, price[0], heat[0]
+    now, now_price, now_heat, busiest = 0.0, price[0], heat[0], 0
     stale = np.zeros(len(counts), np.bool_)
     for step in range(proposals):
         if step % 64 == 0:
             now_heat = heat[0] * (heat[1] / heat[0]) ** (step / proposals)
             now_price = rules.unit * price[0] * (price[1] / price[0]) ** (step / proposals)
-            cost, excess, _, _ = judge(load, rules)
+            cost, excess, _, _, busiest = judge(load, rules)
             now = cost + now_price * excess
-        changed = propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which)
+        changed = propose(pieces, counts, documents, load, parts, busiest, rules, max_order, state, edit, sizes, which)
         if changed == 0:
             continue
         # What is accepted is drawn first, so that what bytes alone forbid isn't looked at further.
@@ -150,16 +150,16 @@ def anneal(pieces, counts, documents, load, rules, proposals, heat, price, max_o
         copy_load(trial, load)
         for c in range(changed):
             recount(trial, parts[which[c]], fresh[c], edit[c], sizes[c], which[c], documents, rules, reach)
-        cost, excess, k, x = judge(trial, rules)
+        cost, excess, k, x, most_loaded = judge(trial, rules)
         if cost > most:
             continue
         if x >= 0 and draw(state) < MENDED:
             args = (documents, parts, fresh, rules, state, edit, sizes, which, changed, reach, k, x)
             changed = mend(pieces, counts, trial, *args)
-            cost, excess, k, x = judge(trial, rules)
+            cost, excess, k, x, most_loaded = judge(trial, rules)
         if cost + now_price * excess > most:
             continue
-        now = cost + now_price * excess
+        now, busiest = cost + now_price * excess, most_loaded
         copy_load(load, trial)
         for c in range(changed):
             d = which[c]
