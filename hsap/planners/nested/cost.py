@@ -27,7 +27,6 @@ BYTES, AREA, TOKENS, PIECES = range(4)
 """Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds, and in how many pieces."""
 NUM_LOADS = 4
 
-
 counted = loop(_nrt=False, error_model="numpy")
 """Compile a function that makes no arrays: those it is given needn't be counted as used, which takes longer than it."""
 fast = loop(_nrt=False, error_model="numpy", no_cpython_wrapper=True)
@@ -164,11 +163,9 @@ def _add_rows(load, pieces, count, sign, rules, reach):
 def _add_apart(load, pieces, count, sign, d, documents, rules, reach):
     """Count any document: rows, then keys."""
     groups = rules.groups
-    begin = 0
-    before = 0.0
+    begin, before = 0, 0.0
     for i in range(count):
-        end = pieces[i, END]
-        order = pieces[i, ORDER]
+        end, order = pieces[i, END], pieces[i, ORDER]
         width = end - begin
         up_to = area_before(documents, d, end)
         if order == 1:
@@ -187,8 +184,7 @@ def _add_apart(load, pieces, count, sign, d, documents, rules, reach):
                 load[BYTES, x] += sign * width * rules.q * here
         elif order > 1:
             _add_tile(load, pieces, i, begin, sign, up_to - before, rules, reach)
-        begin = end
-        before = up_to
+        begin, before = end, up_to
     if documents.table[d] < 0:
         _add_keys(load, pieces, count, sign, rules.kv, groups, reach)
     else:
@@ -368,8 +364,6 @@ def recount(load, old, fresh, pieces, count, d, documents, rules, reach):
     for k in range(NUM_LOADS):
         for x in range(load.shape[1]):
             load[k, x] -= old[k, x]
-    for k in range(NUM_LOADS):
-        for x in range(load.shape[1]):
             fresh[k, x] = 0.0
     add_document(fresh, pieces, count, 1.0, d, documents, rules, reach)
     for k in range(NUM_LOADS):
