@@ -8,18 +8,25 @@ from hypothesis import strategies as st
 import hsap
 from hsap.ir.crossing import once_per_node_bytes
 from hsap.ir.effects import attended_pairs, flows
-from hsap.planners.nested.cost import AREA, BYTES, NUM_LOADS, TOKENS, WIDTH, Documents, Rules, add_document
+from hsap.planners.nested.cost import (
+    AREA,
+    BYTES,
+    NUM_LOADS,
+    SEEN,
+    SEEN_ROWS,
+    TOKENS,
+    WIDTH,
+    Documents,
+    Rules,
+    add_document,
+)
 
 GROUPS, BINS = 2, 5
 KV, Q, OUT = 3.0, 5.0, 7.0
 
 
 def causal(length: int) -> Documents:
-    empty = np.zeros((0, 2), np.int64)
-    keys, sink = np.zeros((0, 1, 4, 1), np.int64), np.zeros((0, 1), np.int64)
-    return Documents(
-        np.array([length]), np.array([-1]), empty, np.zeros((0, 2)), np.zeros((0, 1)), keys, sink, np.ones(1)
-    )
+    return Documents(np.array([length]), np.array([-1]), np.zeros((0, SEEN + SEEN_ROWS, 2)))
 
 
 def random_pieces(rng: np.random.Generator, length: int) -> np.ndarray:

@@ -19,6 +19,8 @@ percent less between nodes). It is seeded, and never looks at the clock.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hsap.ir.check import excess, whole
@@ -26,7 +28,7 @@ from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Role, Space
 from hsap.ir.schedule import Strategy
-from hsap.planners.nested.cost import AREA, BYTES, TOKENS, Documents
+from hsap.planners.nested.cost import AREA, BYTES, PAIRS, TOKENS, Documents, Rules
 from hsap.planners.nested.documents import documents_of, exact_areas
 from hsap.planners.nested.levels import (
     Table,
@@ -50,14 +52,14 @@ NODE_STARTS, RANK_STARTS = 60, 12
 """First placements that are made, the best ones to be improved."""
 NODE_PRICE, RANK_PRICE = (4.0, 64.0), (8.0, 200.0)
 """First and last price of exceeding a cap by all of it, in units."""
-HEAT = ((0.0004, 0.00003), (0.001, 0.0003))
+HEAT = ((0.0012, 0.00003), (0.001, 0.0003))
 """First and last heat of the search among nodes and among ranks, in units (`Rules.unit`)."""
-NODES_AT_EFFORT, MOST_EFFORT = 3, 4
+NODES_AT_EFFORT, MOST_EFFORT = 2, 4
 """Number of nodes that the effort is meant for: for more of them the search makes more proposals, up to this factor."""
-RANK_SHARES = (4, 8)
-"""Among a node's ranks it makes this many times fewer proposals than the effort says: least and most (many nodes)."""
-NUM_RETRIES, MOST_MISSES = 3, 2
-"""How often the node of the busiest rank is searched again, and how often in a row in vain."""
+MOST_SHARES = 4
+"""Among a node's ranks it makes as many times fewer proposals as there are nodes, but at most so many times."""
+NUM_RETRIES, MOST_MISSES = (3, 8), 2
+"""How often the node of the busiest rank is searched again (few nodes, many), and how often in a row in vain."""
 RETRY_SHARE = 2
 """So many times fewer when a node is searched again."""
 MOST_REPAIRS = 5
@@ -129,93 +131,126 @@ def place(
             pieces, counts, _, _ = search_level(
                 pieces, counts, documents, rules, int(more * proposals), NODE_STARTS, NODE_PRICE, most, 1
             )
-        ranks = [_Ranks(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))]
-        ranks = [part for part in ranks if len(part.which)]
-        _deal(ranks, costs, caps, proposals, len(size))
-        tables = [_exactly(problem, part, wide) for part in ranks]
-        fits = all(part.fits for part in ranks)
+        parts = [
+            _Part.of(pieces, counts, documents, starts, x, first_rank[x], size[x], groups) for x in range(len(size))
+        ]
+        parts = [part for part in parts if len(part.starts)]
+        dealt = _deal(parts, costs, caps, proposals, len(size))
+        tables, fit = zip(*(_exactly(problem, *pair, wide) for pair in zip(parts, dealt)))
+        fits = all(fit)
         if fits:
             break
     return Table(*(np.concatenate(parts) for parts in zip(*tables))), fits
 
 
-def _deal(ranks: list[_Ranks], costs, caps: np.ndarray, proposals: int, num_nodes: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a node has to deal to its ranks: a template (see `inside`) of its documents, and where its ranks begin."""
+
+    template: np.ndarray
+    counts: np.ndarray
+    documents: Documents
+    starts: np.ndarray
+    node: int
+    first_rank: int
+    size: int
+    groups: int
+
+    @staticmethod
+    def of(pieces, counts, documents, starts, node: int, first_rank: int, size: int, groups: int) -> _Part:
+        template, sizes, which = inside(pieces, counts, node, groups)
+        mine = part_of_documents(documents, which)
+        return _Part(template, sizes, mine, starts[which], node, int(first_rank), int(size), groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    """A placement of a node's part on its ranks, and the rules that it was judged by."""
+
+    pieces: np.ndarray
+    counts: np.ndarray
+    load: np.ndarray
+    energy: float
+    rules: Rules
+
+    @property
+    def fits(self) -> bool:
+        return bool((self.load[AREA : TOKENS + 1] <= self.rules.caps * (1 + 1e-9)).all())
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What is lower is better. Caps come first; where a single row or token is more than a cap, nothing fits."""
+        return not self.fits, self.energy
+
+    @property
+    def pace(self) -> tuple[bool, float]:
+        """How much this node holds up the others: by what its busiest rank receives."""
+        return not self.fits, self.load[BYTES].max()
+
+
+def _deal(parts: list[_Part], costs, caps: np.ndarray, proposals: int, num_nodes: int) -> list[_Dealt]:
     """Search among the ranks of every node; the rank that receives most sets the pace: its node gets more tries."""
-    share = min(max(2 * num_nodes, RANK_SHARES[0]), RANK_SHARES[1])
-    for part in ranks:
-        part.solve(costs, caps, proposals // share, 0)
+    share = min(num_nodes, MOST_SHARES)
+    best = [_search(part, costs, caps, proposals // share, 0) for part in parts]
     misses = 0
-    for attempt in range(1, NUM_RETRIES + 1):
-        busiest = max(ranks, key=lambda part: (not part.fits, part.load[BYTES].max()))
+    for attempt in range(1, min(max(num_nodes, NUM_RETRIES[0]), NUM_RETRIES[1]) + 1):
+        at = max(range(len(parts)), key=lambda x: best[x].pace)
         if attempt % 2:
-            better = busiest.solve(costs, caps, proposals // RETRY_SHARE, attempt)
+            found = _search(parts[at], costs, caps, proposals // RETRY_SHARE, attempt)
         else:
-            better = busiest.improve(proposals // RETRY_SHARE, attempt)
+            found = _search_on(parts[at], best[at], proposals // RETRY_SHARE, attempt)
+        better = found.rank < best[at].rank
+        best[at] = found if better else best[at]
         misses = 0 if better else misses + 1
         if misses == MOST_MISSES:
             break
+    return best
 
 
-class _Ranks:
-    """What one node has to deal to its ranks, and the best placement found yet."""
-
-    def __init__(self, pieces, counts, documents: Documents, starts, x: int, first_rank: int, size: int, groups: int):
-        self.template, self.sizes, self.which = inside(pieces, counts, x, groups)
-        self.documents = part_of_documents(documents, self.which)
-        self.starts = starts[self.which]
-        self.first_rank, self.size, self.groups, self.node = first_rank, size, groups, x
-        self.energy, self.fits = np.inf, False
-
-    def solve(self, costs, caps: np.ndarray, proposals: int, attempt: int) -> bool:
-        """Search anew; keep what is found if it is better than what there is, and say so."""
-        rules = rules_of(costs, self.groups, np.repeat(caps[:, None], self.size, axis=1), PEAK)
-        seed = 2 + self.node + 1000 * attempt
-        pieces, counts, load, found = search_level(
-            self.template, self.sizes, self.documents, rules, proposals, RANK_STARTS, RANK_PRICE, 8, seed
-        )
-        self.rules = rules._replace(unit=max(rules.unit, float(load[BYTES].mean())))
-        return self._keep(pieces, counts, load, found)
-
-    def improve(self, proposals: int, attempt: int) -> bool:
-        """Search on from the placement; keep what is found if it is better, and say so."""
-        pieces, counts, load = self.pieces.copy(), self.counts.copy(), self.load.copy()
-        heat = (HEAT[1][0] * self.rules.unit, HEAT[1][1] * self.rules.unit)
-        seed = 2 + self.node + 1000 * attempt
-        args = self.rules, proposals, heat, RANK_PRICE[1], 8, seed
-        return self._keep(pieces, counts, load, improve(pieces, counts, self.documents, load, *args))
-
-    def _keep(self, pieces, counts, load, found: float) -> bool:
-        # Caps come first; where a single row or token is more than a cap, nothing fits.
-        fits = bool((load[AREA : TOKENS + 1] <= self.rules.caps * (1 + 1e-9)).all())
-        better = (not fits, found) < (not self.fits, self.energy)
-        if better:
-            self.fits = fits
-            self.pieces, self.counts, self.load, self.energy = pieces, counts, load, found
-        return better
+def _search(part: _Part, costs, caps: np.ndarray, proposals: int, attempt: int) -> _Dealt:
+    """Deal a node's part anew."""
+    rules = rules_of(costs, part.groups, np.repeat(caps[:, None], part.size, axis=1), PEAK)
+    args = rules, proposals, RANK_STARTS, RANK_PRICE, 8, _seed(part, attempt)
+    pieces, counts, load, energy = search_level(part.template, part.counts, part.documents, *args)
+    return _Dealt(pieces, counts, load, energy, rules._replace(unit=max(rules.unit, float(load[BYTES].mean()))))
 
 
-def _exactly(problem: Problem, part: _Ranks, wide: np.ndarray) -> Table:
-    """Tabulate a node's ranks; repair first what interpolated areas hid, and note whether that worked."""
-    caps = part.rules.caps[0]
+def _search_on(part: _Part, dealt: _Dealt, proposals: int, attempt: int) -> _Dealt:
+    """Search on from a placement of a node's part."""
+    pieces, counts, load = dealt.pieces.copy(), dealt.counts.copy(), dealt.load.copy()
+    heat = (HEAT[1][0] * dealt.rules.unit, HEAT[1][1] * dealt.rules.unit)
+    args = dealt.rules, proposals, heat, RANK_PRICE[1], 8, _seed(part, attempt)
+    energy = improve(pieces, counts, part.documents, load, *args)
+    return _Dealt(pieces, counts, load, energy, dealt.rules)
+
+
+def _seed(part: _Part, attempt: int) -> int:
+    return 2 + part.node + 1000 * attempt
+
+
+def _exactly(problem: Problem, part: _Part, dealt: _Dealt, wide: np.ndarray) -> tuple[Table, bool]:
+    """Tabulate a node's ranks, and say whether caps hold; repair first what interpolated areas hid."""
+    pieces, counts, caps = dealt.pieces.copy(), dealt.counts.copy(), dealt.rules.caps[0]
+    fits = dealt.fits
     for repairs in range(MOST_REPAIRS + 1):
-        table = Table(
-            *tabulate(part.pieces, part.counts, part.starts, part.documents.length, part.groups, part.first_rank)
-        )
+        table = Table(*tabulate(pieces, counts, part.starts, part.documents.length, part.groups, part.first_rank))
         table = spread(table, wide)
         if (part.documents.table < 0).all():
             break
         exact = exact_areas(problem, table.cells, part.groups)[part.first_rank : part.first_rank + part.size]
-        part.fits = bool((exact <= caps).all())
-        if part.fits or repairs == MOST_REPAIRS:
+        fits = bool((exact <= caps).all())
+        if fits or repairs == MOST_REPAIRS:
             break
-        repair_from(part.pieces, part.counts, part.documents, part.rules, exact)
-    return table
+        repair_from(pieces, counts, part.documents, dealt.rules, exact)
+    return table, fits
 
 
 def pairs_of_documents(documents: Documents) -> np.ndarray:
     """Pairs of each document: float64 [n]."""
     causal = documents.length * (documents.length + 1) / 2
-    return np.where(documents.table < 0, causal, documents.area[documents.table, -1] if len(documents.area) else 0)
+    return np.where(
+        documents.table < 0, causal, documents.curves[documents.table, PAIRS, -1] if len(documents.curves) else 0
+    )
 
 
 def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):

@@ -27,31 +27,30 @@ BYTES, AREA, TOKENS, PIECES = range(4)
 """Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds, and in how many pieces."""
 NUM_LOADS = 4
 
-
-fast = loop(_nrt=False)
+counted = loop(_nrt=False, error_model="numpy")
 """Compile a function that makes no arrays: those it is given needn't be counted as used, which takes longer than it."""
+fast = loop(_nrt=False, error_model="numpy", no_cpython_wrapper=True)
+"""The same for what only loops call."""
 
-FIRST_LOW, FIRST_HIGH, LAST_LOW, LAST_HIGH = range(4)
-"""What a cell's first and last row see: lowest key, highest key + 1."""
+POSITION, PAIRS, SLOPE, SEEN = range(4)
+"""Rows of a document's curves, from SEEN on `SEEN_ROWS` for each mask."""
+FIRST_LOW, FIRST_HIGH, LAST_LOW, LAST_HIGH, SINK_SHARE = range(5)
+"""Rows of a mask: what a cell's first and last row see, as lowest key, highest key + 1; then the mask as a whole."""
+SEEN_ROWS = 5
 
 
 class Documents(NamedTuple):
     """Documents as the compiled loops see them, see `hsap.planners.nested.documents`.
 
     length: int64 [n]. table: int64 [n], which table describes a document, or -1 for a causal one (closed forms).
-    position, area: [tables, cells + 1], rows and pairs before each cell border. slope: float64 [tables, cells], pairs
-    of a cell's first row. keys: int64 [tables, masks, 4, cells]. sink: int64 [tables, masks], keys from the first on
-    that rows see apart from the others. share: float64 [masks], of the layers.
+    curves: float64 [tables, SEEN + SEEN_ROWS · masks, cells + 1], whole numbers but for the shares: rows and pairs
+    before each cell border; pairs of a cell's first row; for each mask what a cell's rows see, and in two columns the
+    sink (keys from the first on that rows see apart from the others) and the mask's share of the layers.
     """
 
     length: np.ndarray
     table: np.ndarray
-    position: np.ndarray
-    area: np.ndarray
-    slope: np.ndarray
-    keys: np.ndarray
-    sink: np.ndarray
-    share: np.ndarray
+    curves: np.ndarray
 
 
 class Rules(NamedTuple):
@@ -78,12 +77,13 @@ def area_before(documents, d, row):
     table = documents.table[d]
     if table < 0:
         return 0.5 * row * (row + 1.0)
-    position, area = documents.position[table], documents.area[table]
+    position, area = documents.curves[table, POSITION], documents.curves[table, PAIRS]
     at = min(max(np.searchsorted(position, row, side="right") - 1, 0), len(position) - 2)
     width = position[at + 1] - position[at]
     if width == 0:
         return area[at]
-    part, pairs, even = (row - position[at]) / width, area[at + 1] - area[at], documents.slope[table, at] * width
+    even = documents.curves[table, SLOPE, at] * width
+    part, pairs = (row - position[at]) / width, area[at + 1] - area[at]
     return area[at] + part * (even + part * (pairs - even))
 
 
@@ -94,31 +94,80 @@ def row_of_area(documents, d, goal):
     table = documents.table[d]
     if table < 0:
         return math.sqrt(2.0 * goal + 0.25) - 0.5
-    position, area = documents.position[table], documents.area[table]
+    position, area = documents.curves[table, POSITION], documents.curves[table, PAIRS]
     at = min(max(np.searchsorted(area, goal), 1), len(area) - 1)
     width = position[at] - position[at - 1]
-    pairs, even, wanted = area[at] - area[at - 1], documents.slope[table, at - 1] * width, goal - area[at - 1]
+    even = documents.curves[table, SLOPE, at - 1] * width
+    pairs, wanted = area[at] - area[at - 1], goal - area[at - 1]
     root = math.sqrt(max(even * even + 4.0 * (pairs - even) * wanted, 0.0)) + even
     return position[at - 1] + width * (min(2.0 * wanted / root, 1.0) if root > 0 else 1.0)
 
 
-@fast
+@counted
 def add_document(load, pieces, count, sign, d, documents, rules, reach):
     """Add (sign 1) or take away (sign -1) what a document brings the bins. reach: int64 [3, bins, groups], scratch."""
-    groups = rules.groups
-    num_bins = load.shape[1]
-    causal = documents.table[d] < 0
     for k in range(3):
-        for x in range(num_bins):
-            for g in range(groups):
+        for x in range(load.shape[1]):
+            for g in range(rules.groups):
                 reach[k, x, g] = 0
-    begin = 0
-    before = 0.0
+    in_columns = False
     for i in range(count):
-        end = pieces[i, END]
-        order = pieces[i, ORDER]
+        in_columns = in_columns or pieces[i, ORDER] > rules.groups
+    if documents.table[d] < 0 and not in_columns:
+        _add_rows(load, pieces, count, sign, rules, reach)
+    else:
+        _add_apart(load, pieces, count, sign, d, documents, rules, reach)
+
+
+@fast
+def _add_rows(load, pieces, count, sign, rules, reach):
+    """Count a causal document without column ranges, in one pass.
+
+    Every key that a bin needs lies before the last row that it computes, and so does what it owned until then. reach:
+    rows up to which a bin needs keys, how many of these it owns, and (for the first group) how many it owns so far.
+    """
+    groups = rules.groups
+    begin, before = 0, 0.0
+    for i in range(count):
+        end, order, heads = pieces[i, END], pieces[i, ORDER], pieces[i, HEADS]
+        width, up_to = end - begin, 0.5 * end * (end + 1.0)
+        shift = log2(order)
+        per_part = groups >> shift
+        for j in range(order):
+            x, mine, here, keys = pieces[i, BIN + j], 0, 0, 0
+            if order > 1:
+                mine = (width * (j + 1) >> shift) - (width * j >> shift)
+                load[TOKENS, x] += sign * mine
+                reach[2, x, 0] += mine
+            elif pieces[i, OWN]:
+                home = pieces[i, HOME]
+                load[TOKENS, home] += sign * width
+                reach[2, home, 0] += width
+                mine = width if x == home else 0
+            for g in range(j * per_part, (j + 1) * per_part):
+                if heads >> g & 1:
+                    here += 1
+                    keys += end - reach[0, x, g] - reach[2, x, 0] + reach[1, x, g]
+                    reach[0, x, g], reach[1, x, g] = end, reach[2, x, 0]
+            load[AREA, x] += sign * (up_to - before) * here / groups
+            load[PIECES, x] += sign
+            load[BYTES, x] += sign * (
+                rules.kv * keys + rules.q * (width - mine) * here + rules.o * mine * (groups - here)
+            )
+            if mine == 0 and order == 1 and pieces[i, OWN]:
+                load[BYTES, pieces[i, HOME]] += sign * rules.o * width * groups
+        begin, before = end, up_to
+
+
+@fast
+def _add_apart(load, pieces, count, sign, d, documents, rules, reach):
+    """Count any document: rows, then keys."""
+    groups = rules.groups
+    begin, before = 0, 0.0
+    for i in range(count):
+        end, order = pieces[i, END], pieces[i, ORDER]
         width = end - begin
-        up_to = 0.5 * end * (end + 1.0) if causal else area_before(documents, d, end)
+        up_to = area_before(documents, d, end)
         if order == 1:
             x, home, own, heads = pieces[i, BIN], pieces[i, HOME], pieces[i, OWN], pieces[i, HEADS]
             here = 0
@@ -135,12 +184,11 @@ def add_document(load, pieces, count, sign, d, documents, rules, reach):
                 load[BYTES, x] += sign * width * rules.q * here
         elif order > 1:
             _add_tile(load, pieces, i, begin, sign, up_to - before, rules, reach)
-        begin = end
-        before = up_to
-    if causal:
+        begin, before = end, up_to
+    if documents.table[d] < 0:
         _add_keys(load, pieces, count, sign, rules.kv, groups, reach)
     else:
-        for mask in range(len(documents.share)):
+        for mask in range((documents.curves.shape[1] - SEEN) // SEEN_ROWS):
             _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach)
 
 
@@ -218,9 +266,12 @@ def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach
 
     From the last piece to the first; reach[0]: the keys from here on are counted already (0: none yet, else + 1).
     """
-    reach[:] = 0
-    table = documents.table[d]
-    sink, kv = documents.sink[table, mask], rules.kv * documents.share[mask] * sign
+    for k in range(2):
+        for x in range(load.shape[1]):
+            for g in range(rules.groups):
+                reach[k, x, g] = 0
+    table, row = documents.table[d], SEEN + SEEN_ROWS * mask + SINK_SHARE
+    sink, kv = int(documents.curves[table, row, 0]), rules.kv * documents.curves[table, row, 1] * sign
     for i in range(count - 1, -1, -1):
         piece = pieces[i]
         begin, end = pieces[i - 1, END] if i else 0, piece[END]
@@ -253,35 +304,71 @@ def _add_masked_keys(load, pieces, count, sign, d, mask, documents, rules, reach
 @fast
 def _span(documents, table, mask, begin, end):
     """Lowest key and highest + 1 that the rows [begin, end) see beside the sink."""
-    position, keys = documents.position[table], documents.keys[table, mask]
+    rows = SEEN + SEEN_ROWS * mask
+    position, keys = documents.curves[table, POSITION], documents.curves[table, rows : rows + SEEN_ROWS]
     at = min(max(np.searchsorted(position, begin, side="right") - 1, 0), len(position) - 2)
-    low, high = 1 << 60, 0
+    low, high = float(1 << 60), 0.0
     while at < len(position) - 1 and position[at] < end:
         width = position[at + 1] - position[at]
         if width > 0:
             steps = max(width - 1, 1)
             for row in (max(begin, position[at]), min(end, position[at + 1]) - 1):
                 part = (row - position[at]) / steps
-                low = min(low, int(keys[FIRST_LOW, at] + part * (keys[LAST_LOW, at] - keys[FIRST_LOW, at])))
-                high = max(high, math.ceil(keys[FIRST_HIGH, at] + part * (keys[LAST_HIGH, at] - keys[FIRST_HIGH, at])))
+                low = min(low, keys[FIRST_LOW, at] + part * (keys[LAST_LOW, at] - keys[FIRST_LOW, at]))
+                high = max(high, keys[FIRST_HIGH, at] + part * (keys[LAST_HIGH, at] - keys[FIRST_HIGH, at]))
         at += 1
-    return min(low, high), high
+    return int(min(low, high)), math.ceil(high)
+
+
+@fast
+def judge(load, rules):
+    """Judge a load: (bytes and what they weigh, excess over the caps, its worst: resource, bin or -1, -1; busiest bin).
+
+    Excess has a linear and a square-root term: either alone stalls.
+    """
+    total, most, excess, busiest = 0.0, 0.0, 0.0, 0
+    worst, k, x = 0.0, -1, -1
+    for z in range(load.shape[1]):
+        total += load[BYTES, z] + rules.piece * load[PIECES, z]
+        if load[BYTES, z] > most:
+            most, busiest = load[BYTES, z], z
+    for r in range(2):
+        for z in range(load.shape[1]):
+            cap = rules.caps[r, z]
+            if load[AREA + r, z] > cap * (1.0 + 1e-9):
+                over = load[AREA + r, z] / cap - 1.0
+                excess += over + 0.05 * math.sqrt(over)
+                if over > worst:
+                    worst, k, x = over, r, z
+    return total + rules.peak * most, excess, k, x, busiest
 
 
 @fast
 def energy(load, rules, price):
-    """Bytes received, plus the priced excess over the caps (a linear and a square-root term: either alone stalls)."""
-    total = 0.0
-    most = 0.0
-    excess = 0.0
-    for x in range(load.shape[1]):
-        total += load[BYTES, x] + rules.piece * load[PIECES, x]
-        most = max(most, load[BYTES, x])
-        for k in range(2):
-            if load[AREA + k, x] > rules.caps[k, x] * (1.0 + 1e-9):
-                over = load[AREA + k, x] / rules.caps[k, x] - 1.0
-                excess += over + 0.05 * math.sqrt(over)
-    return total + rules.peak * most + price * rules.unit * excess
+    """Bytes received, plus the priced excess over the caps."""
+    cost, excess, _, _, _ = judge(load, rules)
+    return cost + price * rules.unit * excess
+
+
+@fast
+def copy_load(target, source):
+    """Copy a load table."""
+    for k in range(NUM_LOADS):
+        for x in range(target.shape[1]):
+            target[k, x] = source[k, x]
+
+
+@fast
+def recount(load, old, fresh, pieces, count, d, documents, rules, reach):
+    """Count a changed document into fresh and put it in the place of the old one in the load. old may be fresh."""
+    for k in range(NUM_LOADS):
+        for x in range(load.shape[1]):
+            load[k, x] -= old[k, x]
+            fresh[k, x] = 0.0
+    add_document(fresh, pieces, count, 1.0, d, documents, rules, reach)
+    for k in range(NUM_LOADS):
+        for x in range(load.shape[1]):
+            load[k, x] += fresh[k, x]
 
 
 @fast

@@ -15,7 +15,19 @@ from hsap.ir.mask import Mask
 from hsap.ir.problem import Problem
 from hsap.ir.slice import K0, K1, Q0, Q1, area, cut, shrink
 from hsap.ir.span import ranges
-from hsap.planners.nested.cost import FIRST_HIGH, FIRST_LOW, LAST_HIGH, LAST_LOW, Documents
+from hsap.planners.nested.cost import (
+    FIRST_HIGH,
+    FIRST_LOW,
+    LAST_HIGH,
+    LAST_LOW,
+    PAIRS,
+    POSITION,
+    SEEN,
+    SEEN_ROWS,
+    SINK_SHARE,
+    SLOPE,
+    Documents,
+)
 from hsap.planners.nested.wide import EVERYTHING, split, wide_rows
 
 
@@ -33,9 +45,9 @@ def documents_of(problem: Problem, num_steps: int) -> tuple[Documents, np.ndarra
     table[other] = np.arange(len(other))
     wide = wide_rows(problem, other) if len(other) else np.zeros((0, 2), np.int64)
     position, cells = _cells(problem, other, wide, num_steps)
-    keys = np.zeros((len(other), len(share), 4, position.shape[1] - 1), np.int64)
-    sink = np.zeros((len(other), len(share)), np.int64)
-    pairs, slope = np.zeros(position.shape), np.zeros((len(other), position.shape[1] - 1))
+    curves = np.zeros((len(other), SEEN + SEEN_ROWS * len(share), position.shape[1]))
+    curves[:, POSITION] = position
+    pairs, slope = curves[:, PAIRS], curves[:, SLOPE, :-1]
     begin, stop = np.repeat(problem.layout.document_spans[other], slope.shape[1], axis=0).T
     # Empty cells have rows too: some of their own document.
     first_row, last_row = np.minimum(cells[:, 0], stop - 1), np.maximum(cells[:, 1] - 1, begin)
@@ -45,10 +57,11 @@ def documents_of(problem: Problem, num_steps: int) -> tuple[Documents, np.ndarra
         pairs[:, 1:] += share[mask] * np.cumsum(grown.reshape(slope.shape), axis=1)
         begins = _pairs_of_one(slices, first_row) + _pairs_of_one(far, first_row, by_key=True)
         slope += share[mask] * begins.reshape(slope.shape)
-        _read_keys(keys[:, mask], sink[:, mask], *(_seen(slices, rows, begin) for rows in (first_row, last_row)))
+        seen = curves[:, SEEN + SEEN_ROWS * mask : SEEN + SEEN_ROWS * (mask + 1)]
+        _read_keys(seen, share[mask], *(_seen(slices, rows, begin) for rows in (first_row, last_row)))
     total = np.where(table < 0, length * (length + 1) / 2, pairs[table, -1] if len(other) else 0)
     order = np.argsort(-total, kind="stable")
-    return Documents(length[order], table[order], position, pairs, slope, keys, sink, share), starts[order], wide
+    return Documents(length[order], table[order], curves), starts[order], wide
 
 
 def _causal(problem: Problem) -> np.ndarray:
@@ -142,9 +155,10 @@ def _seen(slices: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[np.
     return low[which], high[which], sink[which]
 
 
-def _read_keys(keys: np.ndarray, sink: np.ndarray, first, last) -> None:
-    """Fill one mask's tables. keys: int64 [n, 4, c]; sink: int64 [n]."""
-    shape = (len(sink), -1)
-    keys[:, FIRST_LOW], keys[:, FIRST_HIGH] = first[0].reshape(shape), first[1].reshape(shape)
-    keys[:, LAST_LOW], keys[:, LAST_HIGH] = last[0].reshape(shape), last[1].reshape(shape)
-    sink[:] = np.maximum(first[2].reshape(shape).max(axis=1), last[2].reshape(shape).max(axis=1))
+def _read_keys(seen: np.ndarray, share: float, first, last) -> None:
+    """Fill one mask's rows. seen: float64 [n, SEEN_ROWS, c + 1]; first, last: see `_seen`, [n · c]."""
+    shape = (len(seen), seen.shape[2] - 1)
+    seen[:, FIRST_LOW, :-1], seen[:, FIRST_HIGH, :-1] = first[0].reshape(shape), first[1].reshape(shape)
+    seen[:, LAST_LOW, :-1], seen[:, LAST_HIGH, :-1] = last[0].reshape(shape), last[1].reshape(shape)
+    seen[:, SINK_SHARE, 0] = np.maximum(first[2].reshape(shape).max(axis=1), last[2].reshape(shape).max(axis=1))
+    seen[:, SINK_SHARE, 1] = share

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hsap.loops import loop
+from hsap.loops import inner
 from hsap.planners.nested.cost import END, HEADS, ORDER, OWN, area_before
 
 ZERO = np.array([0])
@@ -29,7 +29,7 @@ class Items(NamedTuple):
     own: np.ndarray
 
 
-@loop
+@inner
 def items_of(pieces, counts, documents, groups):
     """List what a template leaves to be placed."""
     num = 0
@@ -63,14 +63,14 @@ def items_of(pieces, counts, documents, groups):
     return Items(document, place, low, high, part, own)
 
 
-@loop
+@inner
 def pairs_of(items, documents, t, begin, end):
     """Pairs of the rows [begin, end) of item t."""
     d = items.document[t]
     return items.part[t] * (area_before(documents, d, end) - area_before(documents, d, begin))
 
 
-@loop
+@inner
 def tokens_of(items, t):
     """Tokens of what is left of item t."""
     return (items.high[t] - items.low[t]) * items.own[t]

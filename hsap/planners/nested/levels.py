@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hsap.loops import loop
+from hsap.loops import inner, loop
 from hsap.planners.nested.cost import BIN, END, HEADS, HOME, ORDER, OWN, WIDTH, Documents, Rules, column_range, tidy
 
 PIECE_ROWS = 32
@@ -60,7 +60,7 @@ def inside(pieces, counts, x, groups):
     return out, sizes, which
 
 
-@loop
+@inner
 def _has(piece, x):
     """Whether bin x owns or computes rows of a piece."""
     if piece[ORDER] == 1:
@@ -68,7 +68,7 @@ def _has(piece, x):
     return (piece[BIN : BIN + piece[ORDER]] == x).any()
 
 
-@loop
+@inner
 def _inside(pieces, count, x, groups, out):
     """Write the template of bin x for one document: the number of its pieces."""
     begin, at = 0, 0

@@ -10,6 +10,7 @@ from hsap.loops import loop
 from hsap.planners.nested.cost import (
     AREA,
     BIN,
+    BYTES,
     END,
     HEADS,
     HOME,
@@ -22,6 +23,9 @@ from hsap.planners.nested.cost import (
     row_of_area,
     tidy,
 )
+
+AT_BUSIEST = 0.5
+"""Share of the proposals that change a document which the busiest bin receives something of."""
 
 
 @loop(inline="always")
@@ -36,12 +40,22 @@ def draw(state):
 
 
 @fast
-def propose(pieces, counts, documents, load, rules, max_order, state, edit, sizes, which):
-    """Write a changed copy of one or two documents to `edit`: how many, 0 where the change makes no sense."""
+def propose(pieces, counts, documents, load, parts, busiest, rules, max_order, state, edit, sizes, which):
+    """Write a changed copy of one or two documents to `edit`: how many, 0 where the change makes no sense.
+
+    Large documents are looked at more often, and where it counts those that the busiest bin receives something of.
+    """
     n, num_bins = len(counts), load.shape[1]
     u = draw(state)
     d = int(n * u * u) if draw(state) < 0.6 else int(n * u)
+    if rules.peak > 0 and draw(state) < AT_BUSIEST:
+        for _ in range(n):
+            if parts[d, BYTES, busiest] > 0:
+                break
+            d = d + 1 if d + 1 < n else 0
     count = counts[d]
+    if count > edit.shape[1]:
+        return 0
     i = int(count * draw(state))
     order = pieces[d, i, ORDER]
     if order == 0:
@@ -53,12 +67,15 @@ def propose(pieces, counts, documents, load, rules, max_order, state, edit, size
     sizes[0], which[0] = count, d
     first = edit[0]
     if kind < 0.35:
-        give(first, i, first[i, BIN + int(order * draw(state))], int(num_bins * draw(state)))
+        x, y = first[i, BIN + int(order * draw(state))], int(num_bins * draw(state))
+        if x == y:
+            return 0
+        give(first, i, x, y)
     elif kind < 0.6:
         if not _shift(first, count, i, d, documents, load, rules.caps, state):
             return 0
     elif kind < 0.85 or max_order == 1:
-        if order != 1 or count == edit.shape[1]:
+        if order != 1 or count >= edit.shape[1]:
             return 0
         if not _split(first, count, i, d, documents, load, rules.caps, state):
             return 0
@@ -86,7 +103,7 @@ def _swap(pieces, counts, state, edit, sizes, which, d, i):
     e = int(len(counts) * draw(state))
     j = int(counts[e] * draw(state))
     x, y = pieces[d, i, BIN], pieces[e, j, BIN]
-    if pieces[e, j, ORDER] != 1 or x == y:
+    if pieces[e, j, ORDER] != 1 or x == y or counts[e] > edit.shape[1]:
         return 0
     copy_pieces(edit, 0, pieces, d, counts[d])
     first = edit[0]

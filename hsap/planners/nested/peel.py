@@ -13,20 +13,22 @@ import math
 
 import numpy as np
 
-from hsap.loops import loop
+from hsap.loops import inner
 from hsap.planners.nested.cost import BIN, END, HOME, MAX_ORDER, ORDER, area_before, row_of_area
 from hsap.planners.nested.items import ZERO, items_of, pairs_of, tokens_of
 
 MAX_TILES = 8
+AREA_GOAL, TOKEN_GOAL, NOISE, PREFIX, LARGEST_ORDER, FILL = range(6)
+"""Columns of wishes: how far to go between the mean and the cap in area and in tokens; noise of choices; share of the
+missing tokens that comes from the cut item's own prefix; largest order of the tiles that large items start as, and how
+full a tile has to make its bins."""
 
 
-@loop
+@inner
 def peel(template, counts, documents, rules, wish, pieces, sizes):
     """Place a template's items and write the documents that come of it to pieces and sizes.
 
-    wish: float64 [6]: how far to go between the mean and the cap in area and in tokens, noise of choices, share of the
-    missing tokens that comes from the cut item's own prefix, largest order of the tiles that large items start as, and
-    how full a tile has to make its bins.
+    wish: float64 [6], the parameters of a first placement, see `AREA_GOAL` and those that follow it.
     """
     items = items_of(template, counts, documents, rules.groups)
     caps = rules.caps
@@ -48,15 +50,15 @@ def peel(template, counts, documents, rules, wish, pieces, sizes):
             free = caps[k, x] - loads[k, x]
             mean = left[k] * free / room[k] if room[k] > 0 else free
             room[k] -= free
-            goal[k] = loads[k, x] + min(max(mean + wish[k] * (free - mean), left[k] - room[k]), free)
+            goal[k] = loads[k, x] + min(max(mean + wish[AREA_GOAL + k] * (free - mean), left[k] - room[k]), free)
         cut = _fill_area(items, documents, goal, load, tails, ends, x, wish)
-        _fill_tokens(items, documents, goal, caps, load, heads, ends, x, cut, wish[3])
+        _fill_tokens(items, documents, goal, caps, load, heads, ends, x, cut, wish[PREFIX])
         for k in range(2):
             left[k] -= load[k] - loads[k, x]
     _collect(items, template, counts, heads, tails, ends, tiles, num_bins - 1, pieces, sizes)
 
 
-@loop
+@inner
 def _collect(items, template, counts, heads, tails, ends, tiles, last, pieces, sizes):
     """Write the documents; bin `last` takes what nobody has taken."""
     n = len(items.low)
@@ -83,7 +85,7 @@ def _collect(items, template, counts, heads, tails, ends, tiles, last, pieces, s
                         pieces[d, sizes[d] - 1, BIN + j] = tiles[-1 - x, 1 + j]
 
 
-@loop
+@inner
 def _tiles(items, documents, rules, loads, tails, ends, wish):
     """Place suffixes of large items as tiles, on the emptiest bins: int64 [MAX_TILES, 1 + MAX_ORDER] order, bins."""
     caps, num_bins = rules.caps, loads.shape[1]
@@ -97,8 +99,8 @@ def _tiles(items, documents, rules, loads, tails, ends, wish):
     while t < len(items.low) and num < MAX_TILES:
         d, low, high = items.document[t], items.low[t], items.high[t]
         pairs = pairs_of(items, documents, t, low, high)
-        order = _order(rules, documents, d, high, mean, min(int(wish[4]), num_bins))
-        while order > 1 and pairs < wish[5] * order * mean:
+        order = _order(rules, documents, d, high, mean, min(int(wish[LARGEST_ORDER]), num_bins))
+        while order > 1 and pairs < wish[FILL] * order * mean:
             order //= 2
         for x in range(num_bins):
             fill[x] = loads[0, x] / caps[0, x]
@@ -130,7 +132,7 @@ def _tiles(items, documents, rules, loads, tails, ends, wish):
     return tiles
 
 
-@loop
+@inner
 def least(values, out):
     """Write the indices of the least values to out, the least first, of equal ones the first."""
     for j in range(len(out)):
@@ -144,7 +146,7 @@ def least(values, out):
         out[j] = best
 
 
-@loop
+@inner
 def _order(rules, documents, d, high, pairs, most):
     """Order of a tile below row `high` that costs a bin least when it computes so many pairs there."""
     rows = high - row_of_area(documents, d, area_before(documents, d, high) - pairs)
@@ -162,7 +164,7 @@ def _order(rules, documents, d, high, pairs, most):
     return best
 
 
-@loop
+@inner
 def _write(pieces, sizes, template, d, i, end, x):
     """Append what the template says of piece i, up to row `end` and on bin x, where x isn't negative."""
     at = sizes[d]
@@ -174,11 +176,11 @@ def _write(pieces, sizes, template, d, i, end, x):
     sizes[d] = at + 1
 
 
-@loop
+@inner
 def _fill_area(items, documents, goal, load, tails, ends, x, wish):
     """Take whole items from the largest on, or a suffix where one doesn't fit: the item cut last, or -1."""
     n = len(items.low)
-    noise, share = wish[2], wish[3]
+    noise, share = wish[NOISE], wish[PREFIX]
     largest, light = _light(items, documents)
     if largest < 0:
         return -1
@@ -221,7 +223,7 @@ def _fill_area(items, documents, goal, load, tails, ends, x, wish):
     return best
 
 
-@loop
+@inner
 def _light(items, documents):
     """The largest item that is left, and the others cumulated from the lightest on: float64 [m, 2] (pairs, tokens)."""
     n = len(items.low)
@@ -241,7 +243,7 @@ def _light(items, documents):
     return largest, light[: at + 1]
 
 
-@loop
+@inner
 def _start(items, documents, goal, load, light, t, share):
     """First row of the suffix of item t that brings the area to its goal.
 
@@ -266,7 +268,7 @@ def _start(items, documents, goal, load, light, t, share):
     return max(math.ceil(start), low)
 
 
-@loop
+@inner
 def _filler(light, tokens):
     """Pairs of the lightest items that hold so many tokens."""
     if tokens <= 0:
@@ -284,7 +286,7 @@ def _filler(light, tokens):
     return pairs + (light[at, 0] - pairs) * (tokens - rows) / max(light[at, 1] - rows, 1.0)
 
 
-@loop
+@inner
 def _take_suffix(items, documents, load, tails, ends, t, row, x):
     load[0] += pairs_of(items, documents, t, row, items.high[t])
     load[1] += (items.high[t] - row) * items.own[t]
@@ -294,7 +296,7 @@ def _take_suffix(items, documents, load, tails, ends, t, row, x):
     items.high[t] = row
 
 
-@loop
+@inner
 def _take_prefix(items, documents, load, heads, ends, t, rows, x):
     low = items.low[t]
     load[0] += pairs_of(items, documents, t, low, low + rows)
@@ -306,7 +308,7 @@ def _take_prefix(items, documents, load, heads, ends, t, rows, x):
     heads[t, ends[0, t] - 1, 0] = items.low[t]
 
 
-@loop
+@inner
 def _fill_tokens(items, documents, goal, caps, load, heads, ends, x, cut, share):
     """Take tokens until the goal: the cut item's prefix, short documents, a prefix again."""
     n = len(items.low)
@@ -332,7 +334,7 @@ def _fill_tokens(items, documents, goal, caps, load, heads, ends, x, cut, share)
                 _take_prefix(items, documents, load, heads, ends, t, rows, x)
 
 
-@loop
+@inner
 def _fitting(items, documents, t, rows, pairs):
     """At most so many rows of item t, from its first on, that their pairs fit."""
     low = items.low[t]

@@ -1,14 +1,17 @@
-"""Repair: bring every bin under its caps by the cheapest exact cuts, one at a time.
+"""Repair: bring bins under their caps by exact cuts of what they have too much, one at a time.
 
 Area and tokens can be mended apart from each other: rows may be computed by one bin and live in another (their queries
-then travel there and the outputs home). So a cut that helps always exists, down to single rows.
+then travel there and the outputs home). So a cut that helps always exists, down to single rows. `mend` makes one cut
+that it meets by chance, within a proposal of the search; `repair` makes the cheapest ones, until caps hold.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from hsap.loops import loop
+from hsap.loops import inner
 from hsap.planners.nested.cost import (
     AREA,
     BIN,
@@ -19,18 +22,24 @@ from hsap.planners.nested.cost import (
     OWN,
     add_document,
     area_before,
+    copy_load,
+    copy_pieces,
     energy,
+    fast,
+    recount,
     tidy,
 )
 from hsap.planners.nested.items import ZERO
-from hsap.planners.nested.moves import cut_row, insert, joins, part_of, valid
+from hsap.planners.nested.moves import cut_row, draw, insert, joins, part_of, valid
 from hsap.planners.nested.peel import least
 
 MOST_RECEIVERS = 4
 WITH_ROWS, COMPUTE_ONLY, HOME_ONLY, TO_NEIGHBOUR = range(4)
+SMALLER = 0.25
+"""Share of what is too much that a cut takes where none helps that takes all of it."""
 
 
-@loop
+@inner
 def repair(pieces, counts, documents, load, rules, price, most_steps):
     """Change pieces and counts in place until no bin exceeds a cap or no cut helps; load is kept right."""
     num_bins = load.shape[1]
@@ -45,13 +54,14 @@ def repair(pieces, counts, documents, load, rules, price, most_steps):
         for y in range(num_bins):
             over[y] = load[AREA + k, y] - rules.caps[k, y]
         least(over, receivers)
-        d, way = ZERO[0] - 1, WITH_ROWS + ZERO[0]
-        for _ in range(2):
+        d, way, share = ZERO[0] - 1, WITH_ROWS + ZERO[0], 1.0
+        for attempt in range(4):
             if d < 0:
-                d, size = _best_cut(
-                    pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, trial, reach
-                )
-            way = COMPUTE_ONLY if k == 0 else HOME_ONLY
+                args = (k, x, receivers, way, share, edit, trial, reach)
+                d, size = _best_cut(pieces, counts, documents, load, rules, price, *args)
+            way = WITH_ROWS if attempt % 2 else (COMPUTE_ONLY if k == 0 else HOME_ONLY)
+            # What leaves a tile may be too much for whoever gets it: a part of it then.
+            share = 1.0 if attempt < 1 else SMALLER
         if d < 0:
             return
         for sign in (-1.0, 1.0):
@@ -60,7 +70,7 @@ def repair(pieces, counts, documents, load, rules, price, most_steps):
             counts[d] = size
 
 
-@loop
+@inner
 def _copy(table, count, out):
     """Write the first `count` rows of a table of any kind over those of another."""
     for i in range(count):
@@ -68,8 +78,8 @@ def _copy(table, count, out):
             out[i, k] = table[i, k]
 
 
-@loop
-def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, edit, trial, reach):
+@inner
+def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, way, share, edit, trial, reach):
     """Write the document after the cut that leaves the least energy to edit[1]: (document, count), -1 if none helps."""
     best, best_document, best_size = energy(load, rules, price) * (1 - 1e-9), -1, 0
     rows = load.shape[0]
@@ -87,7 +97,7 @@ def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, wa
                 for end in range(4 if way == WITH_ROWS and y == receivers[0] else 2):
                     _copy(pieces[d], count, edit[0])
                     what = way if end < 2 else TO_NEIGHBOUR
-                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, end % 2 == 1, what)
+                    size = _cut(edit[0], count, i, d, documents, load, rules, k, x, y, end % 2 == 1, what, share)
                     if size == 0:
                         continue
                     _copy(trial[0], rows, trial[1])
@@ -99,7 +109,7 @@ def _best_cut(pieces, counts, documents, load, rules, price, k, x, receivers, wa
     return best_document, best_size
 
 
-@loop
+@inner
 def fullest(load, caps):
     """Resource (0 area, 1 tokens) and bin that exceed their cap most."""
     worst, x, k = -1.0, 0, 0
@@ -111,7 +121,60 @@ def fullest(load, caps):
     return k, x
 
 
-@loop
+@fast
+def mend(pieces, counts, load, documents, parts, fresh, rules, state, edit, sizes, which, changed, reach, k, x):
+    """Cut what bin x has too much of resource k off one of its pieces: number of documents changed.
+
+    Cuts in a document that is changed already, or in one more. y is a bin with room, by chance.
+    """
+    y, most = 0, -1e300
+    for z in range(load.shape[1]):
+        free = (rules.caps[k, z] - load[AREA + k, z]) * (0.3 + 0.7 * draw(state))
+        if free > most:
+            y, most = z, free
+    n = len(counts)
+    d = int(n * draw(state))
+    for _ in range(n):
+        d = d + 1 if d + 1 < n else 0
+        c = changed
+        for e in range(changed):
+            c = e if which[e] == d else c
+        if c == 3 or (fresh[c, AREA + k, x] if c < changed else parts[d, AREA + k, x]) <= 0:
+            continue
+        if c == changed and counts[d] > edit.shape[1]:
+            continue
+        if c == changed:
+            copy_pieces(edit, c, pieces, d, counts[d])
+            sizes[c], which[c] = counts[d], d
+            copy_load(fresh[c], parts[d])
+        i = _piece_of(edit[c], sizes[c], x, k, state)
+        if i < 0:
+            continue
+        way = TO_NEIGHBOUR if edit[c, i, ORDER] > 1 or draw(state) < 0.6 else WITH_ROWS
+        at_end = draw(state) < 0.5
+        after = _cut(edit[c], sizes[c], i, d, documents, load, rules, k, x, y, at_end, way, 1.0)
+        if after == 0 and way == TO_NEIGHBOUR and edit[c, i, ORDER] == 1:
+            after = _cut(edit[c], sizes[c], i, d, documents, load, rules, k, x, y, at_end, WITH_ROWS, 1.0)
+        if after == 0:
+            return changed
+        sizes[c] = after
+        recount(load, fresh[c], fresh[c], edit[c], sizes[c], d, documents, rules, reach)
+        return max(changed, c + 1)
+    return changed
+
+
+@fast
+def _piece_of(pieces, count, x, k, state):
+    """A piece that loads bin x with resource k, -1 where there is none."""
+    i = int(count * draw(state))
+    for _ in range(count):
+        i = i + 1 if i + 1 < count else 0
+        if _uses(pieces[i], x, k):
+            return i
+    return -1
+
+
+@fast
 def _emptiest(load, caps, k):
     """Bin that has the least of resource k beside its cap."""
     best = 0
@@ -121,7 +184,7 @@ def _emptiest(load, caps, k):
     return best
 
 
-@loop
+@fast
 def _uses(piece, x, k):
     """Whether a piece loads bin x with resource k."""
     if piece[ORDER] == 1:
@@ -132,18 +195,19 @@ def _uses(piece, x, k):
     return used
 
 
-@loop
-def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
+@fast
+def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way, share):
     """Cut what x has too much, and y has room for, off piece i: the new count, 0 where that can't be done."""
     piece = edit[i]
     order = piece[ORDER]
     begin = edit[i - 1, END] if i else 0
     end = piece[END]
     # What leaves a tile relieves each of its bins by a part only, but one bin gets all of it.
-    room = rules.caps[k, y] - load[AREA + k, y]
-    size = min((load[AREA + k, x] - rules.caps[k, x]) * order, room)
+    room, size = rules.caps[k, y] - load[AREA + k, y], (load[AREA + k, x] - rules.caps[k, x]) * order * share
     if way == TO_NEIGHBOUR:
-        return _shift(edit, count, i, d, documents, load[AREA + k, x] - rules.caps[k, x], rules, k, at_end)
+        return _shift(edit, count, i, d, documents, size, rules, k, at_end)
+    all_of_it = size <= room
+    size = min(size, room)
     if (x == y and order == 1) or size <= 0 or (way == COMPUTE_ONLY and not piece[OWN]) or (order > 1 and at_end):
         return 0
     whole = False
@@ -153,7 +217,7 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
         whole = pairs >= area_before(documents, d, end) - area_before(documents, d, begin)
         row = cut_row(documents, d, begin, end, pairs, 0.0, at_end)
     else:
-        rows = max(int(size), 1)
+        rows = max(math.ceil(size) if all_of_it else int(size), 1)
         whole = rows >= end - begin
         row = end - rows if at_end else begin + rows
     if whole:
@@ -161,9 +225,12 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
             return 0
         part_index, size_after = i, count
     else:
-        if k == 0 and row == (end if at_end else begin):
+        if k == 0 and (
+            row == (end if at_end else begin)
+            or (all_of_it and _next_fits(documents, d, begin, end, row, at_end, room / part))
+        ):
             row += -1 if at_end else 1
-        if row <= begin or row >= end:
+        if row <= begin or row >= end or count >= edit.shape[0]:
             return 0
         insert(edit, count, i, row)
         part_index, size_after = i + 1 if at_end else i, count + 1
@@ -179,14 +246,21 @@ def _cut(edit, count, i, d, documents, load, rules, k, x, y, at_end, way):
     return tidy(edit, size_after)
 
 
-@loop
+@fast
+def _next_fits(documents, d, begin, end, row, at_end, pairs):
+    """Whether one row more than those from `row` to the end, or from the beginning to it, has at most so many pairs."""
+    if at_end:
+        return area_before(documents, d, end) - area_before(documents, d, row - 1) <= pairs
+    return area_before(documents, d, row + 1) - area_before(documents, d, begin) <= pairs
+
+
+@fast
 def _shift(edit, count, i, d, documents, size, rules, k, at_end):
-    """Move the border of piece i and a neighbour so that each bin of piece i has so much less: the new count, or 0."""
+    """Move the border of piece i so that its bins together have so much less: the new count, or 0."""
     near = i + 1 if at_end else i - 1
     if near < 0 or near >= count or not joins(edit, i, near):
         return 0
     begin, end = edit[i - 1, END] if i else 0, edit[i, END]
-    size = size * edit[i, ORDER]
     if k == 0:
         row = cut_row(documents, d, begin, end, size / part_of(edit, i, rules.groups), 0.0, at_end)
         row += -1 if at_end else 1
