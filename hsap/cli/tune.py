@@ -6,11 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
+from hsap import clusters
 from hsap.cli import datasets
 from hsap.cli.exit import OK
-from hsap.cli.problem import read_batches
+from hsap.cli.problem import CLUSTERS, read_batches
 from hsap.ir.check import MAX_TOKENS, one_of, whole
-from hsap.ir.problem import PRESETS, Cluster
 
 PROJECT = Path(__file__).parents[2]
 GLOBAL_TOKENS = 1 << 22
@@ -24,7 +24,7 @@ def add_to(commands) -> None:
     command.add_argument(
         "--data", default="ldc", metavar="F.json|DATASET", help="document lengths, as hsap plan reads (default ldc)"
     )
-    command.add_argument("--cluster", required=True, metavar="NAME", help=f"one of {', '.join(PRESETS)}")
+    command.add_argument("--cluster", required=True, metavar="NAME|FILE.yaml", help=CLUSTERS)
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the cluster's")
     command.add_argument("--seq-len", type=int, default=4096, metavar="L", help="tokens of a pack (default 4096)")
@@ -67,8 +67,9 @@ def _tune(arguments: argparse.Namespace) -> int:
 def _job(arguments: argparse.Namespace):
     from hsap.tune import measure
     from hsap.tune.job import Job, packs_per_step
+    from hsap.tune.setting import is_host
 
-    cluster = Cluster.preset(arguments.cluster, whole("--nodes", arguments.nodes))
+    cluster = clusters.read(arguments.cluster, whole("--nodes", arguments.nodes))
     per_node = arguments.ranks_per_node
     if per_node is None and cluster.ranks_per_node > 1 << 12:
         per_node = 8  # a host that may run any number of ranks
@@ -76,7 +77,7 @@ def _job(arguments: argparse.Namespace):
     seq_len = whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
     tokens = max(GLOBAL_TOKENS, seq_len) if arguments.global_batch_tokens is None else arguments.global_batch_tokens
     packs = packs_per_step(whole("--global-batch-tokens", tokens), seq_len)
-    dtype = arguments.dtype or ("fp32" if cluster.name == "cpu-gloo" else "bf16")
+    dtype = arguments.dtype or ("fp32" if is_host(cluster) else "bf16")
     # A trial's corpus is written to a file, and every rank reads it.
     drawn = min((measure.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
     lengths = _lengths(arguments.data, drawn, arguments.seed)

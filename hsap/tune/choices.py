@@ -114,7 +114,11 @@ def _divisors(number: int) -> list[int]:
 def too_large(items: dict[str, float], capacity: float) -> str:
     """Say of what doesn't fit how much it needs, and what most of it is."""
     name = max(items, key=items.__getitem__)
+    needed = sum(items.values())
+    over = needed - capacity
+    short = f"{over / GIB:.2f} GiB" if over >= 0.01 * GIB else f"{over / (1 << 20):.2g} MiB"
+    kept = f" with {items['reserve'] / GIB:.2f} in reserve" if items["reserve"] else ""
     return (
-        f"needs {sum(items.values()) / GIB:.1f} GiB a rank, has {capacity / GIB:.1f}; the largest item is {name}, "
-        f"{items[name] / GIB:.1f} GiB"
+        f"needs {needed / GIB:.2f} GiB a rank{kept}, {short} more than it has; the largest item is {name}, "
+        f"{items[name] / GIB:.2f} GiB"
     )

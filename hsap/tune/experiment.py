@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from hsap import clusters
 from hsap.ir.check import Refused
+from hsap.ir.cluster import Cluster
 from hsap.tune.job import Job
 from hsap.tune.search import Row
-from hsap.tune.setting import GIB
+from hsap.tune.setting import GIB, is_host
 
 
 def overrides(job: Job, row: Row) -> dict[str, object]:
@@ -20,15 +23,32 @@ def overrides(job: Job, row: Row) -> dict[str, object]:
         "planner.name": s.planner,
         "engine.zero_stage": s.zero_stage,
         "engine.dtype": s.dtype,
-        "engine.device": "cpu" if job.cluster.name == "cpu-gloo" else None,
+        "engine.device": "cpu" if is_host(job.cluster) else None,
         "model.checkpointing": s.checkpointing,
-        "cluster.preset": job.cluster.name,
-        "cluster.ranks_per_node": job.cluster.ranks_per_node,
         "data.pack_tokens": job.seq_len,
         "train.seed": job.seed,
         "train.packs_per_step": job.packs_per_step,
         "train.micro_packs": s.micro_packs,
+        **{f"cluster.{key}": value for key, value in cluster_fields(job.cluster).items()},
     }
+
+
+def chosen(job: Job) -> dict[str, str]:
+    """Files that a job's runs take from Hydra's groups."""
+    name = job.cluster.name
+    return {"model": job.name} | ({"cluster": name} if name in clusters.names() else {})
+
+
+def cluster_fields(cluster: Cluster) -> dict[str, object]:
+    """Fields of a cluster, where it has other ones than the file of its name, or all where there is none.
+
+    How many nodes there are, and where on them a group starts, is for a run's launcher to say.
+    """
+    given = replace(cluster, num_nodes=None, first_rank=0).to_json()
+    base = clusters.read(cluster.name).to_json() if cluster.name in clusters.names() else {}
+    base = {"num_nodes": None, "first_rank": 0} | base
+    # What the file has and the cluster doesn't is at its default there.
+    return {key: given.get(key) for key in given | base if given.get(key) != base.get(key)}
 
 
 def experiment(job: Job, row: Row) -> str:
@@ -41,7 +61,7 @@ def experiment(job: Job, row: Row) -> str:
         f"# Predicted: {row.tokens_per_s:,.0f} tokens/s, {row.step_s:.4g} s a step, {row.needs_bytes / GIB:.1f} GiB on "
         "the fullest rank. Set data.path, data.eval_path and data.tokenizer.",
         "defaults:",
-        f"  - override /model: {job.name}",
+        *(f"  - override /{group}: {name}" for group, name in chosen(job).items()),
         "",
     ]
     open_group = None
@@ -50,7 +70,7 @@ def experiment(job: Job, row: Row) -> str:
         if group and group != open_group:
             lines.append(f"{group}:")
         open_group = group
-        lines.append(f"{'  ' if group else ''}{name}: {_yaml(value)}")
+        lines.append(f"{'  ' if group else ''}{name}: {spelled(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -66,8 +86,14 @@ def write(folder: Path, name: str, job: Job, row: Row) -> Path:
     return path
 
 
-def _yaml(value: object) -> str:
+def spelled(value: object) -> str:
+    """Spell a value as both YAML and Hydra's overrides read it."""
     if value is None:
         return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
+    if isinstance(value, float) and "e" in (text := repr(value)):
+        # YAML 1.1 takes 1e-05 for a word: it wants a point.
+        return text if "." in text else text.replace("e", ".0e")
     # 4x2 is a word, but 1e5 would be a number: words are quoted where YAML could read something else.
     return str(value) if not isinstance(value, str) or re.fullmatch(r"[a-z][a-z0-9-]*", value) else f'"{value}"'

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsap.tune.experiment import overrides
+from hsap.tune.experiment import chosen, overrides, spelled
 from hsap.tune.job import Job
 from hsap.tune.search import Row
 
@@ -31,12 +31,12 @@ def measure(project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps:
     """
     with tempfile.TemporaryDirectory() as out:
         keys = overrides(job, row) | {
-            "model": job.name, "train.steps": steps, "train.eval_every": 0, "train.save_every": 0,
+            **chosen(job), "train.steps": steps, "train.eval_every": 0, "train.save_every": 0,
             "train.tensorboard": "false", "out": f"{out}/run",
             "data.path": f"{out}/documents.jsonl", "data.eval_path": None,
         }  # fmt: skip
         _write_documents(Path(out) / "documents.jsonl", job)
-        given = [f"{key}={'null' if value is None else value}" for key, value in keys.items()]
+        given = [_override(key, value) for key, value in keys.items()]
         python = [sys.executable]
         if row.setting.dp > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
@@ -53,6 +53,11 @@ def measure(project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps:
         lines = (Path(out) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rates = [json.loads(line)["tokens_per_s"] for line in lines]
         return statistics.median(rates[1:] or rates)
+
+
+def _override(key: str, value: object) -> str:
+    """Spell a key for Hydra; a cluster's fields may be new to the group that is chosen."""
+    return f"{'++' if key.startswith('cluster.') else ''}{key}={spelled(value)}"
 
 
 def _write_documents(path: Path, job: Job) -> None:

@@ -24,7 +24,7 @@ from hsap.planners import PLANNERS, run
 from hsap.tune.choices import CHECKPOINTING, ZERO_STAGES, Refusals, Shape, shapes, too_large
 from hsap.tune.job import Job
 from hsap.tune.memory import kept_copies, rank_bytes
-from hsap.tune.setting import Setting, capacity_bytes, reserve_bytes
+from hsap.tune.setting import Setting, reserve_bytes
 from hsap.tune.stages import Priced, price
 from hsap.tune.step import MicroStep, step_s
 
@@ -109,7 +109,7 @@ class Search:
             one_of("--planners: unknown name", name, PLANNERS, "planners")
         self.refusals = Refusals()
         self.prices: dict[tuple[Topology, str, tuple[Pack, ...]], Priced] = {}
-        self.capacity, self.reserve = capacity_bytes(job.cluster), reserve_bytes(job.cluster)
+        self.capacity, self.reserve = job.cluster.capacity_bytes, reserve_bytes(job.cluster)
 
     def run(self, top: int = 10) -> Found:
         """Rank the best `top` shapes. ValueError where nothing that is legal fits."""

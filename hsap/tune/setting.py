@@ -8,24 +8,23 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Cluster, Topology
 
 GIB = 1 << 30
-CAPACITY_BYTES = {"dgx-a100": 40 * GIB, "hgx-h100": 80 * GIB, "cpu-gloo": 4 * GIB}
-"""Memory of a rank's device by cluster: a stand-in until `Cluster` says it itself."""
-CAPACITY_ELSE = 80 * GIB
 MATMUL_EFFICIENCY = 0.7
 """Part of a device's rate that the model's matrix products reach: an assumption, as for large bf16 products on A100."""
 RESERVE_BYTES = 2 * GIB
 RESERVE_SHARE = 0.05
 """What is left alone on an accelerator: its context, communicators and workspaces, and a share lost to fragments."""
+TIGHT_SHARE = 0.05
+"""A setting that leaves less than this part of the memory beside the reserve may fail where the estimate is off."""
 
 
-def capacity_bytes(cluster: Cluster) -> float:
-    """Memory of a rank's device, in bytes."""
-    return CAPACITY_BYTES.get(cluster.name, CAPACITY_ELSE)
+def is_host(cluster: Cluster) -> bool:
+    """Whether ranks run on a host's cores, with no device of their own."""
+    return cluster.name == "cpu-gloo" or cluster.cores is not None
 
 
 def reserve_bytes(cluster: Cluster) -> float:
     """Bytes of a rank's memory that nothing is planned for; none on a host's, which swaps before it fails."""
-    return 0.0 if cluster.name == "cpu-gloo" else RESERVE_BYTES + RESERVE_SHARE * capacity_bytes(cluster)
+    return 0.0 if is_host(cluster) else RESERVE_BYTES + RESERVE_SHARE * cluster.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,14 @@ from hsap.tune.stages import price
 
 PLANNERS = candidates()
 PACKS = (("ldc", 1 << 17, 1), ("ldc", 1 << 17, 2), ("fineweb", 1 << 17, 0), ("single", 1 << 16, 0), ("ldc", 1 << 19, 0))
-SHAPES = (("8x1", "dgx-a100"), ("32x1", "dgx-a100"), ("8x8", "dgx-a100"), ("16x4", "hgx-h100"), ("4x2", "cpu-gloo"))
+SHAPES = (
+    ("8x1", "dgx-a100"),
+    ("32x1", "p4de"),
+    ("8x8", "dgx-a100"),
+    ("16x4", "dgx-h100"),
+    ("16x2", "p4de"),
+    ("4x2", "cpu-gloo"),
+)
 HEADS = (HeadShape(32, 32, 128, "bf16"), HeadShape(8, 2, 128, "bf16"))
 MASKS = ("causal", "window:4096")
 

@@ -15,7 +15,6 @@ from hsap.tune.choices import Refusals, shapes
 from hsap.tune.experiment import write
 from hsap.tune.job import Job, packs_per_step
 from hsap.tune.search import tune
-from hsap.tune.setting import capacity_bytes
 from tests.bench.planning.cases import FOLDER
 
 MODEL = ModelConfig(2048, 2, 128, 8, 4, 16, 352)
@@ -76,7 +75,7 @@ def test_rows_are_ranked_and_fit(found) -> None:
     for row in found.rows:
         s = row.setting
         assert s.world == 8 and s.dp * s.micro_packs * s.accumulation == 4
-        assert row.needs_bytes <= capacity_bytes(found.job.cluster)
+        assert row.needs_bytes <= found.job.cluster.capacity_bytes
         assert row.tokens_per_s == pytest.approx(found.job.tokens / row.step_s)
         assert row.tflops == pytest.approx(found.job.flops / row.step_s / 8 / 1e12)
     assert sum(row.clock for row in found.rows) == min(3, len(found.rows))
