@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.problem import CLUSTERS
 from hsap.cli.verify import read_plan
 from hsap.ir.plan import Plan
-from hsap.ir.problem import PRESETS
 from hsap.verify import verify
 
 
@@ -21,7 +21,7 @@ def add_to(commands) -> None:
     command.add_argument("plan", metavar="PLAN|RUN", help="a plan, in stored form or as text, or the folder of a run")
     command.add_argument("other", nargs="?", metavar="PLAN2", help="another plan of the same batch, shown beside it")
     command.add_argument("-o", "--out", default="report.html", metavar="FILE", help="default report.html")
-    command.add_argument("--cluster", metavar="NAME", help=f"one of {', '.join(PRESETS)} (default: the plan's own)")
+    command.add_argument("--cluster", metavar="NAME|FILE.yaml", help=f"{CLUSTERS} (default: the plan's own)")
     command.add_argument("--trace", metavar="FILE.json", help="also write a trace that Perfetto and Chrome open")
     for name, what in (("step", "the last"), ("layer", "the first"), ("group", "0")):
         command.add_argument(

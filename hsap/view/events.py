@@ -60,7 +60,8 @@ def _events(course: Course, pids: list[int], at_s: float, category: str, first_f
         name = op.name.lower() + (f" {role.name.lower()}" if role != Role.NONE else "")
         common = {"pid": pids[rank], "cat": category}
         told = {"instruction": local[i], "stage": int(programs.stage[i]), "round": int(programs.round[i])}
-        if op not in (Op.SEND, Op.RECV):
+        # What comes before a rank's stream is counted with its first instruction, which may be a Send.
+        if op not in (Op.SEND, Op.RECV) or course.end[i] > course.start[i]:
             yield common | _box(name, 2 * rank, at_s, course.start[i], course.end[i]) | {"args": told}
         if not on_wire[i] or op == Op.LAUNCH:
             continue
