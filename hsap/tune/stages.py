@@ -33,7 +33,7 @@ from hsap.ir.sort import distinct
 from hsap.ir.span import row_starts
 from hsap.sim.cost import Kernels, moving_seconds
 from hsap.tune.ends import Ends, rank_tokens
-from hsap.tune.links import crowding, round_s
+from hsap.tune.links import PASSES, Links, crowding
 from hsap.tune.live import arena_bytes
 
 
@@ -167,22 +167,29 @@ def _column(problem: Problem, laid: Laid, share: HeadRun, members: list[int]) ->
     lead[which] = np.arange(len(which))
     round_, src, dst, stage, until = (m[name][lead] for name in ("round", "src", "dst", "stage", "until"))
     total = np.bincount(which, cost.message_bytes(), len(edges))
-    seconds = round_s(problem, members, round_, src, dst, total)
+    links = Links.of(problem, members, round_, src, dst, total)
     launch_s = cluster.message_overhead_s * np.bincount(which, minlength=len(edges)) * alone
     borders = np.searchsorted(round_, np.arange(int(round_.max(initial=-1)) + 2))
     share_lost = 1 - (1 - cluster.comm_share) * alone / together
     stages = (stage - laid.first_stage, until - laid.first_stage)
-    return _run(pack * alone, work * alone, fold * alone, (src, dst, seconds, launch_s, *stages), borders, share_lost)
+    own = (pack * alone, work * alone, fold * alone)
+    seconds = links.guess_s()
+    done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, share_lost)
+    for _ in range(PASSES if (links.cards >= 0).any() else 0):
+        seconds = links.corrected_s(start, seconds)
+        done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, share_lost)
+    return done
 
 
-def _run(pack, work, fold, edges, borders, share_lost: float) -> np.ndarray:
-    """Go through the stages: when each rank is done, float64 [num_ranks].
+def _run(pack, work, fold, edges, borders, share_lost: float) -> tuple[np.ndarray, np.ndarray]:
+    """Go through the stages: when each rank is done, float64 [num_ranks]; when each edge starts, float64 [num_edges].
 
     pack, work, fold: float64 [num_stages, num_ranks]. edges: source, destination and seconds of what a round carries
     between two ranks, seconds that its launch takes of either end, and the stages in which it leaves and is waited for;
     round by round at `borders`. share_lost: part of a rank's speed that it lacks while a round of its is under way.
     """
     src, dst, seconds, launch_s, stage_of, until = edges
+    start = np.zeros(len(src))
     now, free, over_by = np.zeros(pack.shape[1]), np.zeros(pack.shape[1]), np.zeros(pack.shape)
 
     def after(amount: np.ndarray) -> np.ndarray:
@@ -200,7 +207,8 @@ def _run(pack, work, fold, edges, borders, share_lost: float) -> np.ndarray:
                 np.add.at(now, a, launch_s[mine])
                 np.add.at(now, b, launch_s[mine])
             begun = np.maximum(free, now)
-            over = np.maximum(begun[a], begun[b]) + seconds[mine]
+            start[mine] = np.maximum(begun[a], begun[b])
+            over = start[mine] + seconds[mine]
             # A round has a rank send once and receive once at most.
             free = free.copy()
             free[a] = over
@@ -210,7 +218,7 @@ def _run(pack, work, fold, edges, borders, share_lost: float) -> np.ndarray:
             g += 1
         now = np.maximum(after(work[stage]), over_by[stage])
         now = after(fold[stage])
-    return now
+    return now, start
 
 
 class Cost:
