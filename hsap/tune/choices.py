@@ -19,13 +19,16 @@ ENOUGH_TOKENS = 16_384
 
 @dataclass(slots=True)
 class Refusals:
-    """Why choices fell out, in the order of first mention: reason to choices."""
+    """Why choices fell out, in the order of first mention: reason to choices, and to bytes where it was memory."""
 
     reasons: dict[str, list[str]] = field(default_factory=dict)
+    needed: dict[str, float] = field(default_factory=dict)
 
-    def add(self, choice: str, reason: str) -> None:
-        """Note one."""
+    def add(self, choice: str, reason: str, needed: float | None = None) -> None:
+        """Note one. needed: bytes that it would take of a rank's memory, where that is why."""
         names = self.reasons.setdefault(reason, [])
+        if needed is not None:
+            self.needed[reason] = needed
         if choice not in names:
             names.append(choice)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 from hsap import clusters
@@ -33,6 +33,9 @@ def overrides(job: Job, row: Row) -> dict[str, object]:
     }
 
 
+_OF_A_RUN = ("num_nodes", "first_rank")
+
+
 def chosen(job: Job) -> dict[str, str]:
     """Files that a job's runs take from Hydra's groups."""
     name = job.cluster.name
@@ -44,11 +47,13 @@ def cluster_fields(cluster: Cluster) -> dict[str, object]:
 
     How many nodes there are, and where on them a group starts, is for a run's launcher to say.
     """
-    given = replace(cluster, num_nodes=None, first_rank=0).to_json()
-    base = clusters.read(cluster.name).to_json() if cluster.name in clusters.names() else {}
-    base = {"num_nodes": None, "first_rank": 0} | base
-    # What the file has and the cluster doesn't is at its default there.
-    return {key: given.get(key) for key in given | base if given.get(key) != base.get(key)}
+    names = [field.name for field in fields(Cluster) if field.name not in _OF_A_RUN]
+    if cluster.name in clusters.names():
+        base = clusters.read(cluster.name)
+        names = [name for name in names if getattr(cluster, name) != getattr(base, name)]
+    else:
+        names = [name for name in names if getattr(cluster, name) is not None]
+    return {name: getattr(cluster, name) for name in names}
 
 
 def experiment(job: Job, row: Row) -> str:
@@ -90,7 +95,7 @@ def spelled(value: object) -> str:
     """Spell a value as both YAML and Hydra's overrides read it."""
     if value is None:
         return "null"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{','.join(map(spelled, value))}]"
     if isinstance(value, float) and "e" in (text := repr(value)):
         # YAML 1.1 takes 1e-05 for a word: it wants a point.

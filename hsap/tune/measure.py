@@ -36,7 +36,7 @@ def measure(project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps:
             "data.path": f"{out}/documents.jsonl", "data.eval_path": None,
         }  # fmt: skip
         _write_documents(Path(out) / "documents.jsonl", job)
-        given = [_override(key, value) for key, value in keys.items()]
+        given = [override(key, value) for key, value in keys.items()]
         python = [sys.executable]
         if row.setting.dp > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
@@ -55,7 +55,7 @@ def measure(project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps:
         return statistics.median(rates[1:] or rates)
 
 
-def _override(key: str, value: object) -> str:
+def override(key: str, value: object) -> str:
     """Spell a key for Hydra; a cluster's fields may be new to the group that is chosen."""
     return f"{'++' if key.startswith('cluster.') else ''}{key}={spelled(value)}"
 

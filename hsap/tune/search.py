@@ -18,6 +18,7 @@ from hsap.api import compile, simulate
 from hsap.data.pack import Pack
 from hsap.ir.check import MAX_RANKS, Refused, one_of
 from hsap.ir.effects import FLOPS_PER_PAIR
+from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Topology
 from hsap.ir.program import Op
 from hsap.planners import PLANNERS, run
@@ -146,11 +147,17 @@ class Search:
         copies = kept_copies(self.job.model, setting)
         return rank_bytes(self.job.model, setting, tokens, arena, self.reserve, copies)
 
+    def _arena_unit(self, topology: Topology, micro_packs: int = 1) -> int:
+        """Bytes of a rank's arena at a multiple of 1."""
+        model = self.job.model
+        return -(-self.job.seq_len * micro_packs // topology.num_ranks) * model.q_dim * DTYPE_BYTES[self.job.dtype]
+
     def _bound(self, shape: Shape) -> float | None:
         """Seconds that no planner can beat; None, and why, where nothing fits even with everything even."""
         job, cluster, ranks = self.job, self.job.cluster, shape.topology.num_ranks
         most = -(-min(job.seq_len * shape.micro_packs, job.tokens) // ranks)
-        items = {s: self._memory(s, most, 0.0) for s in self._settings(shape, "any")}
+        arena = LEAST_ARENA * self._arena_unit(shape.topology, shape.micro_packs)
+        items = {s: self._memory(s, most, arena) for s in self._settings(shape, "any")}
         fitting = [s for s, each in items.items() if sum(each.values()) <= self.capacity]
         if not fitting:
             least = min(items, key=lambda s: sum(items[s].values()))
@@ -181,7 +188,7 @@ class Search:
     def _refuse(self, shape: Shape, which: str, items: dict[str, float]) -> None:
         """Note what doesn't fit; with several packs at once it says nothing of the shape."""
         if shape.micro_packs == 1:
-            self.refusals.add(str(shape), f"{which} {too_large(items, self.capacity)}")
+            self.refusals.add(str(shape), f"{which} {too_large(items, self.capacity)}", sum(items.values()))
 
     def _fitting(self, shape: Shape) -> list[Row]:
         """Every planner of a shape that fits, each with its fastest ZeRO stage and checkpointing."""
@@ -250,9 +257,7 @@ class Search:
         job = self.job
         groups = [[attention.of(*micro) for micro in group] for group in self._sizes(shape)]
         most = max(attention.tokens, -(-job.seq_len * shape.micro_packs // shape.topology.num_ranks))
-        unit = -(-job.seq_len * shape.micro_packs // shape.topology.num_ranks) * job.model.q_dim
-        settings = self._settings(shape, planner)
-        unit *= settings[0].element_bytes
+        unit, settings = self._arena_unit(shape.topology, shape.micro_packs), self._settings(shape, planner)
         multiple = max(math.ceil(ARENA_ROOM * attention.arena_bytes / unit * 2) / 2, LEAST_ARENA)
         items = {setting: self._memory(setting, most, multiple * unit) for setting in settings}
         fitting = [setting for setting, each in items.items() if sum(each.values()) <= self.capacity]
@@ -293,14 +298,13 @@ class Search:
 
     def _nothing(self) -> str:
         """Say that nothing fits, and what would."""
-        reasons = self.refusals.reasons
-        tight = [reason for reason in reasons if "GiB" in reason]
-        closest = min(tight, key=_needed, default=None)
+        needed = self.refusals.needed
+        closest = min(needed, key=needed.__getitem__, default=None)
         if closest is None:
             return "no legal choice is left: " + "; ".join(self.refusals.lines(3))
         return (
             f"nothing that is legal fits {self.job.world} ranks of {self.job.cluster.name}; the closest is "
-            f"{reasons[closest][0]}, which {closest}. By memory alone {self._would_fit()}"
+            f"{self.refusals.reasons[closest][0]}, which {closest}. By memory alone {self._would_fit()}"
         )
 
     def _would_fit(self) -> str:
@@ -310,21 +314,19 @@ class Search:
         def fits(nodes: int, tokens: int) -> bool:
             world = nodes * job.cluster.ranks_per_node
             setting = Setting(1, Topology(world, 1), "any", 3 if world > 1 else 0, "full", 1, 1, job.dtype)
-            return sum(self._memory(setting, -(-tokens // world), 0.0).values()) <= self.capacity
+            most = -(-tokens // world)
+            arena = LEAST_ARENA * most * job.model.q_dim * setting.element_bytes
+            return sum(self._memory(setting, most, arena).values()) <= self.capacity
 
-        nodes, tokens = job.cluster.num_nodes, job.seq_len
+        # As it was asked it does not fit, whatever this estimate says.
+        nodes, tokens = 2 * job.cluster.num_nodes, max(job.seq_len // 2, 1)
         while not fits(nodes, job.seq_len) and 2 * nodes * job.cluster.ranks_per_node <= MAX_RANKS:
             nodes *= 2
         while not fits(job.cluster.num_nodes, tokens) and tokens > 1:
             tokens //= 2
         ways = [f"--nodes {nodes} would do"] if fits(nodes, job.seq_len) else []
         ways += [f"--seq-len {tokens} would do"] if fits(job.cluster.num_nodes, tokens) else []
-        return ", ".join(ways) or "neither more nodes nor shorter packs would do: it takes a cluster with more of it"
-
-
-def _needed(reason: str) -> float:
-    """GiB that a refusal names."""
-    return float(reason.split("needs ")[1].split(" GiB")[0])
+        return ", or ".join(ways) or "neither more nodes nor shorter packs would do: it takes a cluster with more of it"
 
 
 _LEFT_OUT = "would {} at the widest topologies, so it was left out there; name it with --planners to have it tried"

@@ -43,6 +43,17 @@ def test_a_table_figures_and_an_experiment(project, capsys) -> None:
     assert figures["rows"][0]["tokens_per_s"] >= figures["rows"][-1]["tokens_per_s"] > 0
 
 
+def test_a_cluster_may_be_a_file(project, capsys) -> None:
+    file = project / "mine.yaml"
+    file.write_text((PROJECT / "configs" / "cluster" / "dgx-a100.yaml").read_text().replace("40.0e+9", "80.0e+9"))
+    file.write_text(file.read_text().replace("name: dgx-a100", "name: mine"), encoding="utf-8")
+    asked = ["tune", "--model", "tiny", *SMALL, "--cluster", str(file), "--planners", "sap", "--top", "1"]
+    assert main([*asked, "-o", "own"]) == 0
+    assert "1 x mine (2 ranks of 74.5 GiB" in capsys.readouterr().out
+    written = (project / "configs" / "experiment" / "own.yaml").read_text(encoding="utf-8")
+    assert "capacity_bytes: 80000000000.0" in written and "override /cluster" not in written
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -1,28 +1,41 @@
 """Which choices there are, which fit, and how they are ranked and written down."""
 
+from dataclasses import replace
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from hsap import clusters
 from hsap.data.pack import deal, deal_all
 from hsap.ir.check import Refused
-from hsap.ir.problem import Cluster
 from hsap.models import ModelConfig
 from hsap.train.config import train_config
 from hsap.train.overrides import know_project
 from hsap.tune import table
-from hsap.tune.choices import Refusals, shapes
-from hsap.tune.experiment import write
+from hsap.tune.choices import Refusals, shapes, too_large
+from hsap.tune.experiment import chosen, overrides, write
 from hsap.tune.job import Job, packs_per_step
+from hsap.tune.measure import override
 from hsap.tune.search import tune
+from hsap.tune.setting import GIB
 from tests.bench.planning.cases import FOLDER
 
 MODEL = ModelConfig(2048, 2, 128, 8, 4, 16, 352)
 CONFIGS = FOLDER.parents[1] / "configs"
 
 
-def job(nodes=2, ranks_per_node=4, lengths=(300, 900, 77, 1, 512) * 4, seq_len=1024, packs=4, model=MODEL, **more):
-    cluster = Cluster.preset("cpu-gloo", nodes).starting_at(0, ranks_per_node)
+def job(
+    nodes=2,
+    ranks_per_node=4,
+    cluster="cpu-gloo",
+    lengths=(300, 900, 77, 1, 512) * 4,
+    seq_len=1024,
+    packs=4,
+    model=MODEL,
+    **more,
+):
+    cluster = clusters.read(cluster, nodes).starting_at(0, ranks_per_node)
     return Job("tiny", model, cluster, lengths, seq_len, packs, "fp32", **more)
 
 
@@ -106,15 +119,55 @@ def test_one_rank_needs_no_zero_and_no_choice_of_planner() -> None:
     assert (row.setting.zero_stage, row.setting.planner, row.setting.world) == (0, "sap", 1)
 
 
+def composed(given) -> dict:
+    know_project(CONFIGS.parent)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose("config", given)
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+@pytest.mark.parametrize("name", ["mine", "p4de"])
+def test_a_cluster_of_one_s_own_goes_into_the_experiment(name, tmp_path) -> None:
+    file = tmp_path / "own.yaml"
+    mine = replace(
+        clusters.read("p4de"), name=name, ranks_per_node=4, num_nics=3, inter_latency_s=1e-5, cores=4.0,
+        rows_efficiency=((16, 0.5), (1024, 1.0)), comm_share=0.0, num_units=None,
+    )  # fmt: skip
+    clusters.write(mine, file, {}, "Mine.")
+    asked = job(cluster=str(file))
+    row = tune(asked, ["sap"], 1).rows[0]
+    write(tmp_path, "tuned", asked, row)
+    keys = {**chosen(asked), **{k: v for k, v in overrides(asked, row).items() if k.startswith("cluster.")}}
+    for given in (
+        [f"hydra.searchpath=[file://{tmp_path}]", "experiment=tuned"],
+        [override(key, value) for key, value in keys.items()],
+    ):
+        assert train_config(composed(given), 8, "cpu", "outputs/x").cluster == clusters.read(str(file))
+
+
+def test_what_is_short_is_said_however_little_it_is() -> None:
+    items = {"weights": 30.0 * GIB, "reserve": 10.0 * GIB}
+    assert "40.00 GiB a rank with 10.00 in reserve, 0.019 MiB more than it has" in too_large(items, 40 * GIB - 2e4)
+    assert "0.50 GiB more than it has; the largest item is weights, 30.00 GiB" in too_large(items, 39.5 * GIB)
+
+
+def test_rows_that_leave_little_are_marked(found) -> None:
+    row, cluster = found.rows[0], found.job.cluster
+    tight, roomy = (replace(cluster, capacity_bytes=row.needs_bytes * factor) for factor in (1.04, 1.06))
+    assert [table.is_tight(c, row) for c in (tight, roomy)] == [True, False]
+    assert "!" in "".join(table.cells(tight, row)) and "!" not in "".join(table.cells(roomy, row))
+    device = clusters.read("dgx-a100")
+    told = table.text(replace(found, job=replace(found.job, cluster=replace(device, num_nodes=1))))
+    assert "8 ranks of 37.3 GiB, 3.9 of them a reserve" in told
+
+
 def test_the_experiment_composes_to_the_row(found, tmp_path) -> None:
     row = found.rows[0]
     path = write(tmp_path, "tuned", found.job, row)
     assert path == tmp_path / "experiment" / "tuned.yaml"
-    know_project(CONFIGS.parent)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("config", [f"hydra.searchpath=[file://{tmp_path}]", "experiment=tuned"])
-    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    values = composed([f"hydra.searchpath=[file://{tmp_path}]", "experiment=tuned"])
     config = train_config(values, 8, "cpu", "outputs/x")
+    assert config.cluster == clusters.read("cpu-gloo").starting_at(0, 4)
     s = row.setting
     assert (config.dp, config.topology, config.planner.name) == (s.dp, str(s.topology), s.planner)
     assert (config.engine.zero_stage, config.engine.dtype) == (s.zero_stage, "fp32")
