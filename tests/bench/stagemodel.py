@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hsap import clusters
 from hsap.api import simulate
 from hsap.cli.datasets import draw
 from hsap.compiler.pipeline import build
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.planners import candidates, run
 from hsap.tune.stages import price
@@ -46,7 +47,7 @@ def cases(
             turn += 1
             problem = Problem(
                 layout, heads[turn % len(heads)], Topology.parse(shape), ((masks[turn % 3 == 0], 1),),
-                Cluster.preset(cluster), wire_dtype="fp32",
+                clusters.read(cluster), wire_dtype="fp32",
             )  # fmt: skip
             for planner in planners:
                 yield planner, f"{dataset}@{tokens} {shape} {cluster} {masks[turn % 3 == 0]}", problem
