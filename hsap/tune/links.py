@@ -23,14 +23,11 @@ def both_ways_s(cluster: Cluster, seconds: np.ndarray, against: np.ndarray) -> n
 
 
 def crowding(cluster: Cluster, problem: Problem) -> tuple[float, float]:
-    """How many times longer everything takes where the ranks of a host want more cores than it has.
-
-    Returns (while ranks compute, while they also communicate).
-    """
+    """How many times longer things take where all ranks of a host do the same: (to compute, to communicate)."""
     if cluster.cores is None:
         return 1.0, 1.0
     ranks = int(np.bincount(problem.node_of).max())
-    return max(ranks / cluster.cores, 1.0), max(ranks * (1 + 2 * cluster.comm_cores) / cluster.cores, 1.0)
+    return max(ranks / cluster.cores, 1.0), max(ranks * 2 * cluster.comm_cores / cluster.cores, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +57,6 @@ class Links:
         alone_s = num_bytes / np.where(crosses, cluster.inter_bytes_per_s, cluster.intra_bytes_per_s)
         if cluster.duplex < 2:
             alone_s = both_ways_s(cluster, alone_s, _against(round_, src, dst, crosses, alone_s, len(node)))
-        alone_s = alone_s * crowding(cluster, problem)[1]
         is_shared = crosses & (cluster.num_nics not in (None, cluster.ranks_per_node))
         crowd = (card == card[:, j : j + 1]).sum(axis=1)
         cards = np.where(is_shared, np.stack([card[src, j], card[dst, j]]), -1)

@@ -7,8 +7,9 @@ and its rounds, and a round begins when both ends are there. What is done is sai
 intra rank are what is left out, so that 1,024 ranks are priced in the time of one column. Prices are the event clock's
 (`hsap.sim.cost`), a round at a time.
 
-What the event clock knows better: which message of a round has a port first, who shares a card across rounds, when a
-host's cores are free, and all-to-alls whose ranks are not there at the same time.
+What is shared is reckoned with as `hsap.tune.links` says; a host's cores bound the whole: it takes a column no less
+than all that its ranks want of them. What the event clock knows better: which message of a round has a port first, who
+meets whom on a card, when a core is free, and all-to-alls whose ranks are not there at the same time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hsap.ir.sort import distinct
 from hsap.ir.span import row_starts
 from hsap.sim.cost import Kernels, moving_seconds
 from hsap.tune.ends import Ends, rank_tokens
-from hsap.tune.links import PASSES, Links, crowding
+from hsap.tune.links import PASSES, Links
 from hsap.tune.live import arena_bytes
 
 
@@ -155,7 +156,6 @@ def _columns(problem: Problem) -> list[tuple[HeadRun, list[int]]]:
 def _column(problem: Problem, laid: Laid, share: HeadRun, members: list[int]) -> np.ndarray:
     """When each InterSP rank is done, counted from when its inputs are there: float64 [inter_sp] seconds."""
     cost, cluster, inter = Cost(problem, laid, share), problem.cluster, problem.topology.inter_sp
-    alone, together = crowding(cluster, problem)
     shape = (laid.num_stages, inter)
     pack, work, fold = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     cost.add_kernels(work)
@@ -168,17 +168,28 @@ def _column(problem: Problem, laid: Laid, share: HeadRun, members: list[int]) ->
     round_, src, dst, stage, until = (m[name][lead] for name in ("round", "src", "dst", "stage", "until"))
     total = np.bincount(which, cost.message_bytes(), len(edges))
     links = Links.of(problem, members, round_, src, dst, total)
-    launch_s = cluster.message_overhead_s * np.bincount(which, minlength=len(edges)) * alone
+    launch_s = cluster.message_overhead_s * np.bincount(which, minlength=len(edges))
     borders = np.searchsorted(round_, np.arange(int(round_.max(initial=-1)) + 2))
-    share_lost = 1 - (1 - cluster.comm_share) * alone / together
     stages = (stage - laid.first_stage, until - laid.first_stage)
-    own = (pack * alone, work * alone, fold * alone)
+    own = (pack, work, fold)
     seconds = links.guess_s()
-    done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, share_lost)
+    done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, cluster.comm_share)
     for _ in range(PASSES if (links.cards >= 0).any() else 0):
         seconds = links.corrected_s(start, seconds)
-        done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, share_lost)
-    return done
+        done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, cluster.comm_share)
+    if cluster.cores is None:
+        return done
+    ends_s = np.zeros(inter)
+    for end in (src, dst):
+        np.add.at(ends_s, end, launch_s + cluster.comm_cores * links.alone_s)
+    return np.maximum(done, _host_s(problem, sum(each.sum(axis=0) for each in own) + ends_s, members))
+
+
+def _host_s(problem: Problem, core_s: np.ndarray, members: list[int]) -> np.ndarray:
+    """Seconds that each InterSP rank's host needs for all that its ranks want of its cores: float64 [inter_sp]."""
+    nodes = problem.node_of.reshape(-1, problem.topology.intra_sp)
+    wanted = np.bincount(nodes.ravel(), np.repeat(core_s, nodes.shape[1]))
+    return wanted[nodes[:, members[0]]] / problem.cluster.cores
 
 
 def _run(pack, work, fold, edges, borders, share_lost: float) -> tuple[np.ndarray, np.ndarray]:

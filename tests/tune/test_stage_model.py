@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hsap import clusters
 from hsap.api import simulate
 from hsap.compiler.pipeline import build
 from hsap.ir.heads import HeadShape
@@ -151,3 +152,19 @@ def test_ranks_compute_slower_while_they_communicate() -> None:
     )
     # Two kernels and a copy; while the transfer is under way the first kernel does 0.75 of its second.
     assert (quick, slow) == (pytest.approx(3), pytest.approx(3.75))
+
+
+def test_ranks_of_a_host_share_its_cores() -> None:
+    free = {"flops_per_s": 1e30, "memory_bytes_per_s": 1e30, "kernel_overhead_s": 1, "slice_overhead_s": 0}
+    problem = one([100] * 4, "4x1", cluster=replace(ROUND, **free))
+    strategy = run("sap", problem, {})
+    # A kernel and a copy each, nothing travels: side by side, or two at a time.
+    for cores, seconds in ((None, 2), (4.0, 2), (2.0, 4)):
+        assert price(problem, strategy, replace(problem.cluster, cores=cores)).seconds[0][0] == pytest.approx(seconds)
+
+
+def test_hosts_agree_with_the_event_clock() -> None:
+    host = replace(clusters.read("cpu-gloo"), cores=4.0, comm_cores=0.5, message_overhead_s=5e-5)
+    problem = one([9000, 4000, 300, 40] * 2, "8x1", HeadShape(8, 2, 64, "fp32"), host)
+    found = np.array([stagemodel.errors(planner, problem) for planner in PLANNERS])
+    assert np.abs(found[:, :2]).max() < 0.2 and np.median(np.abs(found[:, :2])) < 0.05
