@@ -9,7 +9,7 @@ from pathlib import Path
 from hsap import clusters
 from hsap.cli import datasets
 from hsap.cli.exit import OK
-from hsap.cli.problem import CLUSTERS, read_batches
+from hsap.cli.problem import CLUSTERS, named, read_batches
 from hsap.ir.check import MAX_TOKENS, one_of, whole
 
 PROJECT = Path(__file__).parents[2]
@@ -69,10 +69,11 @@ def _job(arguments: argparse.Namespace):
     from hsap.tune.job import Job, packs_per_step
     from hsap.tune.setting import is_host
 
-    cluster = clusters.read(arguments.cluster, whole("--nodes", arguments.nodes))
+    cluster = named("--cluster", clusters.read, arguments.cluster, whole("--nodes", arguments.nodes))
     per_node = arguments.ranks_per_node
     if per_node is None and cluster.ranks_per_node > 1 << 12:
-        per_node = 8  # a host that may run any number of ranks
+        # A host that may run any number of ranks: one a core, where it says how many those are.
+        per_node = 8 if cluster.cores is None else max(int(cluster.cores), 1)
     cluster = cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
     seq_len = whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
     tokens = max(GLOBAL_TOKENS, seq_len) if arguments.global_batch_tokens is None else arguments.global_batch_tokens

@@ -44,7 +44,7 @@ class Ends:
         shape, cluster = self.problem.heads, self.problem.cluster
         heads = np.array([shape.all_heads])
         opening = opening_row_seconds(cluster, self._precision, direction == "backward", heads, shape.head_dim)
-        opening_s = self.tokens * opening * crowding(cluster, self.problem)[0]
+        opening_s = self.tokens * opening * self._crowding[0]
         if self.problem.topology.intra_sp == 1:
             return opening_s[:, 0]
         return self._sum(
@@ -59,7 +59,7 @@ class Ends:
         for role in OUTPUTS[direction]:
             row = self._row(role, Space.ARENA, True) + self._row(role, Space.OUTPUT, False)
             total += moving_seconds(cluster, Op.COPY, self.tokens[:, 0] * row[0])
-        return total * crowding(cluster, self.problem)[0]
+        return total * self._crowding[0]
 
     def _sum(self, roles, to_column: bool, before_s: np.ndarray | float) -> np.ndarray:
         """Seconds of all-to-alls one after another; each takes a group as long as its slowest rank."""
@@ -68,6 +68,10 @@ class Ends:
             total += (before_s + self._reorder_s(role, to_column) + self._exchange_s(role, to_column)).max(axis=1)
             before_s = 0.0
         return total
+
+    @property
+    def _crowding(self) -> tuple[float, float]:
+        return crowding(self.problem.cluster, int(np.bincount(self.problem.node_of).max()))
 
     @property
     def _precision(self) -> Precision:
@@ -85,7 +89,7 @@ class Ends:
         num_bytes = self.tokens * self._row(role, own_space, False, shape.all_heads)
         num_bytes = num_bytes + column * self._row(role, Space.KEPT if to_column else Space.ARENA, not to_column)
         num_bytes = num_bytes + 2 * scratch_bytes(role, to_column, shape, self._precision, self.tokens)
-        return moving_seconds(cluster, Op.ALL_TO_ALL, num_bytes) * crowding(cluster, self.problem)[0]
+        return moving_seconds(cluster, Op.ALL_TO_ALL, num_bytes) * self._crowding[0]
 
     def _exchange_s(self, role: Role, to_column: bool) -> np.ndarray:
         """Seconds of the exchange of every rank, its ports one after another: float64 [inter_sp, intra_sp]."""
@@ -107,6 +111,6 @@ class Ends:
             carried = np.where(mine, sent, 0)
             out, into = (np.bincount(port.ravel(), carried.sum(axis=axis).ravel())[port] / rate for axis in (2, 1))
             through = both_ways_s(cluster, np.maximum(out, into), np.minimum(out, into))
-            through *= crowding(cluster, problem)[1]
+            through *= self._crowding[1]
             longest = np.maximum(longest, np.where(through > 0, through + latency, 0))
         return seconds + longest

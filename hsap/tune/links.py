@@ -22,11 +22,10 @@ def both_ways_s(cluster: Cluster, seconds: np.ndarray, against: np.ndarray) -> n
     return seconds + (2.0 / cluster.duplex - 1.0) * np.minimum(seconds, against)
 
 
-def crowding(cluster: Cluster, problem: Problem) -> tuple[float, float]:
-    """How many times longer things take where all ranks of a host do the same: (to compute, to communicate)."""
+def crowding(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    """How many times longer things take where so many ranks of a host do the same: (to compute, to communicate)."""
     if cluster.cores is None:
         return 1.0, 1.0
-    ranks = int(np.bincount(problem.node_of).max())
     return max(ranks / cluster.cores, 1.0), max(ranks * 2 * cluster.comm_cores / cluster.cores, 1.0)
 
 

@@ -16,6 +16,7 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Cluster
 from hsap.models.config import ModelConfig
 from hsap.tune.collectives import gather_s, reduce_s
+from hsap.tune.links import crowding
 from hsap.tune.memory import BUCKET
 from hsap.tune.setting import MATMUL_EFFICIENCY, Setting
 
@@ -61,8 +62,9 @@ def ends_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: int) -> flo
 def micro_s(model: ModelConfig, setting: Setting, cluster: Cluster, micro: MicroStep) -> float:
     """Seconds of one micro-batch, forward and backward, without ZeRO's traffic."""
     passes = 4 if setting.checkpointing == "full" else 3
-    layers = passes * layer_s(model, setting.dtype, cluster, micro.tokens) + sum(micro.attention_s)
-    return model.num_layers * layers + ends_s(model, setting.dtype, cluster, micro.tokens)
+    around = passes * model.num_layers * layer_s(model, setting.dtype, cluster, micro.tokens)
+    around += ends_s(model, setting.dtype, cluster, micro.tokens)
+    return model.num_layers * sum(micro.attention_s) + around * _crowd(setting, cluster)
 
 
 def traffic_s(model: ModelConfig, setting: Setting, cluster: Cluster) -> tuple[float, float]:
@@ -88,7 +90,11 @@ def traffic_s(model: ModelConfig, setting: Setting, cluster: Cluster) -> tuple[f
 def optimizer_s(model: ModelConfig, setting: Setting, cluster: Cluster) -> float:
     """Seconds of clipping and AdamW over the parameters that a rank updates."""
     params = model.num_params / (setting.world if setting.zero_stage else 1)
-    return STEP_BYTES * params / cluster.memory_bytes_per_s
+    return STEP_BYTES * params / cluster.memory_bytes_per_s * _crowd(setting, cluster)
+
+
+def _crowd(setting: Setting, cluster: Cluster) -> float:
+    return crowding(cluster, min(cluster.ranks_per_node, setting.world))[0]
 
 
 def step_s(model: ModelConfig, setting: Setting, cluster: Cluster, groups: Sequence[Sequence[MicroStep]]) -> float:

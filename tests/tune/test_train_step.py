@@ -1,5 +1,7 @@
 """Step time and FLOPs against arithmetic by hand and by brute force."""
 
+from dataclasses import replace
+
 import pytest
 
 from hsap.ir.problem import Cluster, Topology
@@ -7,7 +9,7 @@ from hsap.models import ModelConfig
 from hsap.tune.collectives import gather_s, reduce_s
 from hsap.tune.job import Job
 from hsap.tune.setting import MATMUL_EFFICIENCY, Setting
-from hsap.tune.step import MicroStep, layer_s, micro_s, step_s, traffic_s
+from hsap.tune.step import MicroStep, layer_s, micro_s, optimizer_s, step_s, traffic_s
 
 MODEL = ModelConfig(50, 2, 48, 6, 2, 8, 80, masks="window:5+causal")
 CLUSTER = Cluster("round", 4, 0, 1e9, 1e8, 1e-3, 2e-3, 1e9, 2, 1e9, 0.0)
@@ -20,6 +22,9 @@ def test_collectives_by_hand() -> None:
     assert gather_s(8e6, CLUSTER, 4) == pytest.approx(8e6 * 3 / 4 / 1e9 + 3 * 1e-3)
     assert gather_s(8e6, CLUSTER, 1) == reduce_s(8e6, CLUSTER, 1) == 0
     assert reduce_s(8e6, CLUSTER, 8) == 2 * gather_s(8e6, CLUSTER, 8)
+    # Two cards a node, and links that share their rate between both directions.
+    shared = replace(CLUSTER, num_nics=2, duplex=1.0)
+    assert gather_s(8e6, shared, 8) == pytest.approx(2 * max(inside, 2 * between) + 2e-3 + 3 * 1e-3)
 
 
 def setting(zero: int, dp: int = 2, checkpointing: str = "none") -> Setting:
@@ -40,6 +45,13 @@ def test_recomputing_costs_a_forward_without_attention() -> None:
     assert full - none == pytest.approx(2 * layer_s(MODEL, "bf16", CLUSTER, 100))
     weights = 48 * (2 * 48 + 2 * 16 + 3 * 80)
     assert layer_s(MODEL, "bf16", CLUSTER, 100) > 2 * weights * 100 / (1e9 * MATMUL_EFFICIENCY)
+
+
+def test_ranks_on_fewer_cores_take_longer_around_attention() -> None:
+    micro, half = MicroStep((1.0, 2.0), 100), replace(CLUSTER, cores=2.0)
+    alone, crowded = (micro_s(MODEL, setting(1), cluster, micro) for cluster in (CLUSTER, half))
+    assert crowded - 2 * 3 == pytest.approx(2 * (alone - 2 * 3))
+    assert optimizer_s(MODEL, setting(1), half) == 2 * optimizer_s(MODEL, setting(1), CLUSTER)
 
 
 def test_zero_s_traffic_is_counted_where_it_happens() -> None:
