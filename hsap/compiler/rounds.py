@@ -14,17 +14,6 @@ from hsap.ir.sort import distinct, order_of
 from hsap.loops import inner, loop
 
 
-def colour(src: np.ndarray, dst: np.ndarray, num_ranks: int) -> np.ndarray:
-    """Colour the edges src -> dst so that equal colours share no sender and no receiver: int64 [num_edges].
-
-    Edges are distinct. Uses exactly the largest degree's number of colours, and is deterministic.
-    """
-    num_colours = int(np.bincount(np.concatenate([src, dst + num_ranks])).max()) if len(src) else 0
-    colours = np.zeros(len(src), np.int64)
-    _colour(src, dst, np.array([0, len(src)]), np.array([num_colours]), colours, _nodes(num_ranks, num_colours))
-    return colours
-
-
 def _nodes(num_ranks: int, num_colours: int) -> np.ndarray:
     """Room for the edge of each colour at each node, senders before receivers: int64 [2 * num_ranks, num_colours]."""
     return np.empty((2 * num_ranks, num_colours), np.int64)

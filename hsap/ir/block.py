@@ -48,11 +48,6 @@ class Shards:
         ends = row_starts(self.spans)
         return np.diff(ends[self.offsets])
 
-    def of_rank(self, rank: int) -> tuple[int, int]:
-        """Range of spans that are `rank`'s local rows."""
-        lo, hi = np.searchsorted(self.home, [rank, rank + 1])
-        return int(self.offsets[lo]), int(self.offsets[hi])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:

@@ -155,14 +155,6 @@ def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
     return table[:, src != dst]
 
 
-def moved_bytes(plan: Plan, programs: Programs) -> np.ndarray:
-    """Bytes that each instruction sends to other ranks: int64 [n], rows and statistics without alignment."""
-    sent = flows(plan, programs)
-    total = np.zeros(len(programs), np.int64)
-    np.add.at(total, sent.at, sent.num_bytes)
-    return total
-
-
 def attended_pairs(programs: Programs, slices: np.ndarray) -> np.ndarray:
     """Visible pairs times query heads that each instruction computes: int64 [n]. slices: the mask's slice table."""
     ends = np.concatenate([[0], np.cumsum(area(slices)[programs.index])])

@@ -56,11 +56,6 @@ class Hypergraph:
         key = self.edge * num_parts + part[self.pins]
         return np.bincount(key, minlength=len(self.num_bytes) * num_parts).reshape(-1, num_parts)
 
-    def connectivity(self, part: np.ndarray, num_parts: int) -> int:
-        """Bytes that a partition moves: Σ bytes × (parts the edge touches − 1), DCP's objective."""
-        touched = (self.counts(part, num_parts) > 0).sum(axis=1)
-        return int((self.num_bytes * (touched - 1)).sum())
-
     def within(self, vertices: np.ndarray) -> Hypergraph:
         """The hypergraph over some of the vertices, renumbered in their order."""
         new = np.full(len(self), -1)

@@ -15,8 +15,6 @@ In fp32 weights and gradients take 4, masters are the weights themselves at ZeRO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.models.config import ModelConfig
 from hsap.tune.setting import Setting
@@ -121,8 +119,3 @@ def kept_copies(model: ModelConfig, setting: Setting) -> float:
     """How many copies of each KV head IntraSP keeps in all, in the mean."""
     shares = HeadShape(model.num_q_heads, model.num_kv_heads, model.head_dim).shares(setting.topology.intra_sp)
     return max(share.kv_count for share in shares) * setting.topology.intra_sp / model.num_kv_heads
-
-
-def largest(items: Mapping[str, float]) -> str:
-    """Name of the largest item."""
-    return max(items, key=items.__getitem__)

@@ -105,7 +105,7 @@ def test_kernels_attend_their_blocks_once_in_rows_that_they_have(planner, direct
         for role, buffer in zip(operands, code["buf"][k].tolist()):
             first, stop = held["first"][buffer], held["stop"][buffer]
             if first == NONE:
-                first, stop = shards.of_rank(int(code["rank"][k]))
+                first, stop = shards.offsets[np.searchsorted(shards.home, int(code["rank"][k]) + np.arange(2))]
             rows = positions(spans[first:stop])
             assert held["role"][buffer] == role and len(set(rows)) == len(rows)
             column = 0 if role in QUERY_SIDE else 2

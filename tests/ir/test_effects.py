@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hsap.api import compile
-from hsap.ir.effects import attended_pairs, flows, moved_bytes
+from hsap.ir.effects import attended_pairs, flows
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Cluster, Problem, Topology
@@ -17,6 +17,12 @@ HEADS = HeadShape(4, 2, 8, "bf16")
 
 def ring(lengths, topology, heads=HEADS, **more):
     return compile(Problem(Layout.from_lengths(lengths), heads, Topology.parse(topology), **more), "ring")
+
+
+def moved_bytes(plan, programs):
+    """Bytes of every instruction's messages."""
+    carried = flows(plan, programs)
+    return np.bincount(carried.at, carried.num_bytes, len(programs)).astype(int)
 
 
 def sent(plan, direction, op=Op.SEND):
@@ -99,6 +105,6 @@ def test_what_is_sent_is_received_and_all_pairs_are_attended(topology, lengths):
     want = 4 * sum(n * (n + 1) // 2 for n in lengths)
     for programs in plan.programs[0]:
         carried = flows(plan, programs)
-        assert carried.received(plan.num_ranks).sum() == moved_bytes(plan, programs).sum()
+        assert carried.received(plan.num_ranks).sum() == carried.num_bytes.sum()
         assert (carried.src != carried.dst).all()
         assert attended_pairs(programs, plan.slices[0]).sum() == want
