@@ -19,20 +19,27 @@ from pathlib import Path
 
 import numba
 from numba.core import event
+from numba.core.cpu import CPUTargetOptions
 from numba.misc.appdirs import AppDirs
 
 _PACKAGE = Path(__file__).resolve().parent
 _DECORATING = threading.Lock()
+_CAN_LEAVE_UNCOUNTED = hasattr(CPUTargetOptions, "_nrt")
+"""The option is numba's own affair, and may be gone in another version."""
 
 
-def loop(function: Callable | None = None, /, **options) -> Callable:
+def loop(function: Callable | None = None, /, *, allocates: bool = True, **options) -> Callable:
     """Decorate a hot loop of a room of the package: compiled at its first call, once for each state of the sources.
 
-    options: of `numba.njit`. A room may only call loops of its own. Where no place can be written to, every process
-    compiles anew. Those are tried: `NUMBA_CACHE_DIR`, or `__pycache__` of the room and the user's cache folder.
+    allocates: False promises that it makes no arrays, so that those it is given needn't be counted as used, which takes
+    longer than many a loop; where numba has no such option they are counted. options: of `numba.njit`. A room may only
+    call loops of its own. Where no place can be written to, every process compiles anew. Those are tried:
+    `NUMBA_CACHE_DIR`, or `__pycache__` of the room and the user's cache folder.
     """
     if function is None:
-        return functools.partial(loop, **options)
+        return functools.partial(loop, allocates=allocates, **options)
+    if not allocates and _CAN_LEAVE_UNCOUNTED:
+        options["_nrt"] = False
     options["no_cfunc_wrapper"] = True  # an entry from C is compiled too otherwise, and nobody calls it
     place = _place(_room(function))
     if place is None:
@@ -46,9 +53,12 @@ def loop(function: Callable | None = None, /, **options) -> Callable:
             numba.config.CACHE_DIR = before
 
 
-def inner(function: Callable) -> Callable:
-    """Decorate what only other loops call: without an entry from Python it compiles in two thirds of the time."""
-    return loop(function, no_cpython_wrapper=True)
+def inner(function: Callable | None = None, /, **options) -> Callable:
+    """Decorate what only other loops call: without an entry from Python it compiles in two thirds of the time.
+
+    options: of `loop`.
+    """
+    return loop(function, no_cpython_wrapper=True, **options)
 
 
 def _room(function: Callable) -> Path:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hsap import loops
+from hsap.sim.share import of_cores
+
 LOOPS = Path(__file__).resolve().parents[1] / "hsap" / "loops.py"
 CALLEE = "from mini.loops import inner\n\n@inner\ndef callee(x):\n    return x + {}\n"
 CALLER = (
@@ -94,6 +97,14 @@ def test_processes_that_start_together(mini: Path) -> None:
         assert out.split()[:1] == ["102"] and err == ""
     assert ask(mini) == (102, 1)
     assert len(list((mini / "room" / "__pycache__").glob("hsap-room-*/noticed"))) == 1
+
+
+def test_counting_is_left_out_where_numba_can(monkeypatch) -> None:
+    asked = loops.inner(of_cores, allocates=False).targetoptions
+    assert asked["_nrt"] is False and asked["no_cpython_wrapper"]
+    assert "_nrt" not in loops.inner(of_cores).targetoptions
+    monkeypatch.setattr(loops, "_CAN_LEAVE_UNCOUNTED", False)
+    assert "_nrt" not in loops.loop(allocates=False)(of_cores).targetoptions
 
 
 def test_only_loops_of_a_room_are_decorated() -> None:

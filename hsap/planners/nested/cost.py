@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hsap.loops import loop
+from hsap.loops import inner, loop
 
 END, OWN, HEADS, ORDER, HOME, BIN = range(6)
 """Columns of a piece: last row + 1; whether its rows live in these bins; bit set of the head groups to be computed in
@@ -27,9 +27,9 @@ BYTES, AREA, TOKENS, PIECES = range(4)
 """Rows of a load table: what each bin receives, computes (pairs, all heads = 1), holds, and in how many pieces."""
 NUM_LOADS = 4
 
-counted = loop(_nrt=False, error_model="numpy")
-"""Compile a function that makes no arrays: those it is given needn't be counted as used, which takes longer than it."""
-fast = loop(_nrt=False, error_model="numpy", no_cpython_wrapper=True)
+counted = loop(allocates=False, error_model="numpy")
+"""Compile a function that makes no arrays and checks no divisions."""
+fast = inner(allocates=False, error_model="numpy")
 """The same for what only loops call."""
 
 POSITION, PAIRS, SLOPE, SEEN = range(4)
