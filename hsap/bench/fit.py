@@ -15,6 +15,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.program import Op, Role, Space
 from hsap.sim.cost import Kernels
+from hsap.sim.share import both_ways_s, crowding, of_each_way
 
 DIAGONALS = (16, 32, 64, 128, 256, 512)
 FULL_ROWS = 128
@@ -164,25 +165,26 @@ def fit_links(measured: dict, num_ranks: int, base: Cluster) -> tuple[Cluster, l
         rates.append(1 / max(slow, 1e-15))
         intercepts.append(max(start - halves * message, 0.0))
         residuals.append(_residual(f"messages: {name}", terms @ np.array([start, slow]), seconds))
-    # Two messages have four ends; what their want of cores explains isn't the link's.
-    host = [1.0 if base.cores is None else min(1.0, base.cores / (2 * n * comm_cores + 1e-300)) for n in (1, 2)]
-    rate = rates[0] / host[0]
+    cluster = replace(base, message_overhead_s=message, comm_cores=comm_cores)
+    # A message has two ends, and two ranks that exchange have four; what want of cores explains isn't the link's.
+    one_way, exchange = (crowding(cluster, ranks)[1] for ranks in (1, 2))
+    rate = rates[0] * one_way
+    # The rate of an exchange over the link's own is `of_each_way(duplex)`.
+    duplex = float(np.clip(rates[1] * exchange / (rate * of_each_way(1.0)), 1.0, 2.0))
     cluster = replace(
-        base,
+        cluster,
         intra_bytes_per_s=rate,
         inter_bytes_per_s=rate,
         intra_latency_s=float(np.mean(intercepts)),
         inter_latency_s=float(np.mean(intercepts)),
-        message_overhead_s=message,
-        duplex=float(np.clip(2 * rates[1] / (rate * host[1]), 1.0, 2.0)),
-        comm_cores=comm_cores,
+        duplex=duplex,
     )
     if num_ranks > 2:
         num_bytes, seconds = np.array(measured["everybody"]).T
         others = num_ranks - 1
-        wanted = 2 * num_ranks * comm_cores
-        speed = cluster.duplex / 2 * (1.0 if base.cores is None else min(1.0, base.cores / max(wanted, 1e-300)))
-        predicted = 2 * others * message + cluster.intra_latency_s + others * num_bytes / (rate * speed)
+        alone_s = others * num_bytes / rate
+        flowing_s = both_ways_s(cluster, alone_s, alone_s) * crowding(cluster, num_ranks)[1]
+        predicted = 2 * others * message + cluster.intra_latency_s + flowing_s
         residuals.append(_residual("all to all, not fitted", predicted, seconds))
     return cluster, residuals
 

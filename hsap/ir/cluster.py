@@ -28,6 +28,8 @@ _OPTIONAL = (
     "grad_slice_overhead_s",
 )
 _OPTIONAL_COUNTS = ("num_nodes", "num_nics", "num_units", "diagonal_tokens", "narrow_tokens")
+BOUNDLESS = 1 << 20
+"""ranks_per_node of a host that runs as many ranks as one wants, and cores where each of them has its own."""
 _PLAIN = 15
 """Fields that a stored plan always has; it has the later ones where they aren't the default."""
 
@@ -57,8 +59,8 @@ class Cluster:
     attend_grad_bytes_per_s: where a kernel's result is folded into accumulators (None: as memory).
 
     Sharing. comm_share: part of a device that communication takes from compute while a round is in progress on its
-    rank, waiting included. cores: processor cores that a node's ranks share (None: every rank has its own device);
-    comm_cores: cores that either end of a message keeps busy while its bytes flow.
+    rank, waiting included. cores: processor cores of a host that a node's ranks share (None: ranks compute on devices,
+    each on its own); comm_cores: cores that either end of a message keeps busy while its bytes flow.
     """
 
     name: str = "nodes-of-8"
@@ -123,6 +125,11 @@ class Cluster:
                 "uses one card, so give at most ranks_per_node, or None"
             )
 
+    @property
+    def is_host(self) -> bool:
+        """Whether ranks compute on a host's cores, with no device of their own."""
+        return self.cores is not None
+
     @classmethod
     def preset(cls, name: str, nodes: int | None = None) -> Cluster:
         """Give a cluster of configs/cluster by name, or of a YAML file by path, of `nodes` nodes (None: as it says).
@@ -139,6 +146,11 @@ class Cluster:
             per_node = whole(f"cluster {self.name}: ranks_per_node", ranks_per_node)
         nics = None if self.num_nics is None else min(self.num_nics, per_node)
         return replace(self, ranks_per_node=per_node, first_rank=rank % per_node, num_nics=nics)
+
+    def link(self, crosses: np.ndarray | bool) -> tuple[np.ndarray, np.ndarray]:
+        """Rate and latency of messages that leave their node or don't: (bytes/s, s), float64 of crosses' shape."""
+        rate = np.where(crosses, self.inter_bytes_per_s, self.intra_bytes_per_s)
+        return rate, np.where(crosses, self.inter_latency_s, self.intra_latency_s)
 
     def node_of(self, num_ranks: int) -> np.ndarray:
         """Node index of each rank: int64 [num_ranks]."""

@@ -169,7 +169,7 @@ class _Choice:
         time = area * FLOPS_PER_PAIR[Op.ATTEND] * problem.heads.head_dim / speed
         edge, rank = np.nonzero(graph.counts(self.rank, num_ranks))
         home = self.rank[graph.pins[graph.offsets[:-1]]][edge]  # the first pin of an edge is its data block
-        rate = np.where(node_of[home] == node_of[rank], cluster.intra_bytes_per_s, cluster.inter_bytes_per_s)
+        rate, _ = cluster.link(node_of[home] != node_of[rank])
         transfer = np.where(home != rank, graph.num_bytes[edge] / rate, 0.0)
         for end in (home, rank):
             np.add.at(time, end, transfer)

@@ -257,6 +257,5 @@ class Messages:
     def of(cls, carried: Flows, node_of: np.ndarray, cluster: Cluster) -> Messages:
         """Price messages between ranks on these nodes."""
         crosses = node_of[carried.src] != node_of[carried.dst]
-        rate = np.where(crosses, cluster.inter_bytes_per_s, cluster.intra_bytes_per_s)
-        latency_s = np.where(crosses, cluster.inter_latency_s, cluster.intra_latency_s)
+        rate, latency_s = cluster.link(crosses)
         return cls(crosses, carried.num_bytes / rate, latency_s)

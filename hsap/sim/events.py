@@ -8,16 +8,16 @@ time passes between them.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from hsap.loops import loop
+from hsap.loops import inner, loop
+from hsap.sim.share import of_cores, of_each_way
 
-# Nothing is allocated here; counting references to so many arrays at every call would take six times as long.
-_loop = partial(loop, _nrt=False)
-_inner = partial(_loop, no_cpython_wrapper=True)
+# Counting references to so many arrays at every call would take six times as long.
+_loop, _inner = loop(allocates=False), inner(allocates=False)
+_of_cores, _of_each_way = _inner(of_cores), _inner(of_each_way)
 
 TIMED, LAUNCH, WAIT, EXCHANGE = range(4)
 """What an instruction is to the clock: all that only take time are alike."""
@@ -223,8 +223,7 @@ def _set_pace(s, activity, now):
 def _host_speed(s, rank):
     """Speed of everything on a rank's host, of 1."""
     node = s.ranks[rank].node
-    wanted = s.wanted[node, 0] + s.comm_cores * s.wanted[node, 1]
-    return s.cores / wanted if wanted > s.cores else 1.0
+    return _of_cores(s.cores, s.wanted[node, 0] + s.comm_cores * s.wanted[node, 1])
 
 
 @_inner
@@ -240,7 +239,7 @@ def _message_speed(s, i):
         speed = 1.0
         both = s.ranks[a].receiving[0] >= 0 or s.ranks[b].sending[0] >= 0
     if both:
-        speed *= s.duplex / 2.0
+        speed *= _of_each_way(s.duplex)
     return speed * min(_host_speed(s, a), _host_speed(s, b))
 
 

@@ -23,6 +23,31 @@ import numpy as np
 from hsap.ir.cluster import Cluster
 
 
+def of_each_way(duplex: float) -> float:
+    """Speed, of 1, of either direction of a link while bytes flow both ways."""
+    return duplex / 2.0
+
+
+def of_cores(cores: float, wanted: float) -> float:
+    """Speed, of 1, of everything on a host of so many cores, of which `wanted` are wanted."""
+    return cores / wanted if wanted > cores else 1.0
+
+
+def both_ways_s(cluster: Cluster, seconds: np.ndarray, against: np.ndarray) -> np.ndarray:
+    """Seconds of bytes that take `seconds` alone, while others flow the other way for `against` seconds."""
+    return seconds + (1.0 / of_each_way(cluster.duplex) - 1.0) * np.minimum(seconds, against)
+
+
+def crowding(cluster: Cluster, ranks: int) -> tuple[float, float]:
+    """How many times longer things take where so many ranks of a host do the same: (to compute, to communicate).
+
+    A rank that communicates both sends and receives, which are two ends of messages.
+    """
+    if cluster.cores is None:
+        return 1.0, 1.0
+    return 1.0 / of_cores(cluster.cores, ranks), 1.0 / of_cores(cluster.cores, 2 * ranks * cluster.comm_cores)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
     """What each rank shares with whom. node, card: int64 [num_ranks], rising; the rest as in `Cluster`, cores finite or
@@ -38,11 +63,12 @@ class Shares:
     @classmethod
     def of(cls, cluster: Cluster, num_ranks: int) -> Shares:
         """What ranks of a cluster share."""
-        cores = math.inf if cluster.cores is None else cluster.cores
-        return cls(
-            cluster.node_of(num_ranks), cluster.nic_of(num_ranks), cluster.duplex, cluster.comm_share, cores,
-            cluster.comm_cores,
-        )  # fmt: skip
+        node, cores = cluster.node_of(num_ranks), math.inf if cluster.cores is None else cluster.cores
+        # Computing, and with all four ports busy: cores for that many are never short, and the clock needn't look.
+        most = int(np.bincount(node).max(initial=0)) * (1 + 4 * cluster.comm_cores)
+        if cores >= most:
+            cores = math.inf
+        return cls(node, cluster.nic_of(num_ranks), cluster.duplex, cluster.comm_share, cores, cluster.comm_cores)
 
     @classmethod
     def nothing(cls, num_ranks: int) -> Shares:

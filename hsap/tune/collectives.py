@@ -9,7 +9,7 @@ a reduce-scatter and an all-gather.
 from __future__ import annotations
 
 from hsap.ir.problem import Cluster
-from hsap.tune.links import both_ways_s
+from hsap.sim.share import both_ways_s
 
 
 def gather_s(num_bytes: float, cluster: Cluster, world: int) -> float:

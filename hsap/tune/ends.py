@@ -13,7 +13,7 @@ from hsap.ir.program import Op, Role, Space
 from hsap.ir.reshard import scratch_bytes
 from hsap.ir.schedule import INPUTS, OUTPUTS
 from hsap.sim.cost import moving_seconds, opening_row_seconds
-from hsap.tune.links import both_ways_s, crowding
+from hsap.sim.share import both_ways_s, crowding
 
 
 def rank_tokens(problem: Problem, shards: Shards) -> np.ndarray:
@@ -104,13 +104,11 @@ class Ends:
         cards = cluster.nic_of(problem.num_ranks).reshape(-1, intra)
         seconds = cluster.message_overhead_s * ((sent > 0).sum(axis=2) + (sent > 0).sum(axis=1))
         longest = np.zeros(self.tokens.shape)
-        for mine, port, rate, latency in (
-            (~crosses, ranks, cluster.intra_bytes_per_s, cluster.intra_latency_s),
-            (crosses, cards, cluster.inter_bytes_per_s, cluster.inter_latency_s),
-        ):
+        for mine, port, leaves in ((~crosses, ranks, False), (crosses, cards, True)):
+            rate, latency_s = cluster.link(leaves)
             carried = np.where(mine, sent, 0)
             out, into = (np.bincount(port.ravel(), carried.sum(axis=axis).ravel())[port] / rate for axis in (2, 1))
             through = both_ways_s(cluster, np.maximum(out, into), np.minimum(out, into))
             through *= self._crowding[1]
-            longest = np.maximum(longest, np.where(through > 0, through + latency, 0))
+            longest = np.maximum(longest, np.where(through > 0, through + latency_s, 0))
         return seconds + longest

@@ -10,23 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.ir.problem import Cluster, Problem
+from hsap.ir.problem import Problem
 from hsap.ir.sort import distinct
+from hsap.sim.share import both_ways_s
 
 PASSES = 4
 """Corrections of the first guess; on 32 ranks of p4de 2 of them leave an error of 10 % at most, 4 of 5 and 8 of 4."""
-
-
-def both_ways_s(cluster: Cluster, seconds: np.ndarray, against: np.ndarray) -> np.ndarray:
-    """Seconds of bytes that take `seconds` alone, while others flow the other way for `against` seconds."""
-    return seconds + (2.0 / cluster.duplex - 1.0) * np.minimum(seconds, against)
-
-
-def crowding(cluster: Cluster, ranks: int) -> tuple[float, float]:
-    """How many times longer things take where so many ranks of a host do the same: (to compute, to communicate)."""
-    if cluster.cores is None:
-        return 1.0, 1.0
-    return max(ranks / cluster.cores, 1.0), max(ranks * 2 * cluster.comm_cores / cluster.cores, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +41,8 @@ class Links:
         cluster, intra, j = problem.cluster, problem.topology.intra_sp, columns[0]
         node, card = (each.reshape(-1, intra) for each in (problem.node_of, cluster.nic_of(problem.num_ranks)))
         crosses = node[src, j] != node[dst, j]
-        latency_s = np.where(crosses, cluster.inter_latency_s, cluster.intra_latency_s)
-        alone_s = num_bytes / np.where(crosses, cluster.inter_bytes_per_s, cluster.intra_bytes_per_s)
+        rate, latency_s = cluster.link(crosses)
+        alone_s = num_bytes / rate
         if cluster.duplex < 2:
             alone_s = both_ways_s(cluster, alone_s, _against(round_, src, dst, crosses, alone_s, len(node)))
         is_shared = crosses & (cluster.num_nics not in (None, cluster.ranks_per_node))

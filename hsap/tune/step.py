@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Cluster
 from hsap.models.config import ModelConfig
+from hsap.sim.share import crowding
 from hsap.tune.collectives import gather_s, reduce_s
-from hsap.tune.links import crowding
 from hsap.tune.memory import BUCKET
 from hsap.tune.setting import MATMUL_EFFICIENCY, Setting
 

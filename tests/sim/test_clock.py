@@ -1,6 +1,7 @@
 """The clock against arithmetic by hand, and against a slow simulation written from its words."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -222,3 +223,11 @@ def test_whatever_a_strategy_asks_for_takes_as_long_as_in_the_slow_simulation(to
     own = None if own is None else hsap.Topology.parse(own)
     for seed in range(2):
         agree(build(problem, scattered(problem, 2, seed, topology=own, **how), "scattered", {}))
+
+
+def test_cores_that_are_never_short_are_not_looked_at() -> None:
+    """Two ranks of a node that compute with all four ports busy want 2 · (1 + 4 · 0.5) cores."""
+    host = Cluster(ranks_per_node=2, cores=6.0, comm_cores=0.5)
+    assert Shares.of(host, 4).cores == math.inf
+    assert Shares.of(replace(host, cores=5.9), 4).cores == 5.9
+    assert Shares.of(replace(host, cores=None), 4).cores == math.inf
