@@ -11,7 +11,7 @@ import pytest
 
 import hsap
 from hsap import clusters
-from hsap.ir.cluster import Cluster
+from hsap.ir.cluster import BOUNDLESS, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = clusters.FOLDER.joinpath("dgx-a100.yaml").read_text(encoding="utf-8")
@@ -24,6 +24,9 @@ def test_the_testbeds_are_there() -> None:
         assert cluster.name == name and cluster == hsap.Cluster.preset(name)
         assert hsap.Cluster.preset(name, nodes=3) == replace(cluster, num_nodes=3)
         assert Cluster(**cluster.to_json()) == cluster  # as a plan keeps it
+    hosts = [name for name in clusters.names() if clusters.read(name).is_host]
+    assert hosts == ["cpu-gloo"] and clusters.read(hosts[0]).starting_at(0, 2).is_host
+    assert clusters.read(hosts[0]).ranks_per_node == clusters.read(hosts[0]).cores == BOUNDLESS
     # DCP's testbed: 8 GPUs share four cards of 100 Gb/s.
     p4de = clusters.read("p4de")
     assert p4de.num_nics * p4de.inter_bytes_per_s == 400e9 / 8
@@ -86,7 +89,7 @@ def test_what_is_written_is_read(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_has_the_files(tmp_path) -> None:
-    """The link becomes files, so that an installed package knows the clusters too."""
+    """The link becomes files, so that an installed package knows the clusters and models too."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / "hsap", source / "hsap", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "configs", source / "configs")
@@ -96,3 +99,5 @@ def test_a_wheel_has_the_files(tmp_path) -> None:
     done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=True)
     inside = zipfile.ZipFile(source / done.stdout.split()[-1]).namelist()
     assert {f"hsap/configs/cluster/{name}.yaml" for name in clusters.names()} <= set(inside)
+    models = {path.name for path in (ROOT / "configs" / "model").glob("*.yaml")}
+    assert models and {f"hsap/configs/model/{name}" for name in models} <= set(inside)

@@ -15,13 +15,11 @@ from hsap.bench.fit import Residual, fit_kernels, fit_links
 from hsap.bench.measure import measure, num_cores
 from hsap.bench.processes import run_ranks
 from hsap.ir.check import Refused, one_of, whole
-from hsap.ir.cluster import Cluster
+from hsap.ir.cluster import BOUNDLESS, Cluster
 from hsap.ir.heads import HeadShape
 
 HEADS = {"cpu": HeadShape(8, 2, 64, "fp32"), "cuda": HeadShape(32, 8, 128, "bf16")}
 """Heads that kernels are measured with, by device."""
-ALONE = 1 << 20
-"""Ranks per node of a host whose ranks all reach each other over loopback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +84,8 @@ def _base(device: str, name: str) -> Cluster:
     # torch's kernel for CPUs computes no whole tiles of rectangles, and knows squares; see hsap.runtime.kernels.
     from hsap.runtime.kernels.cpu_flash import NARROW
 
-    cores = num_cores()
-    return Cluster(name, ALONE, tile_tokens=1, narrow_tokens=NARROW, cores=float(cores), capacity_bytes=memory / cores)
+    cores = float(num_cores())
+    return Cluster(name, BOUNDLESS, tile_tokens=1, narrow_tokens=NARROW, cores=cores, capacity_bytes=memory / cores)
 
 
 def _together(by_rank: list[dict]) -> dict:

@@ -10,9 +10,14 @@ from hsap import clusters
 from hsap.cli import datasets
 from hsap.cli.exit import OK
 from hsap.cli.problem import CLUSTERS, named, read_batches
-from hsap.ir.check import MAX_TOKENS, one_of, whole
+from hsap.ir.check import MAX_TOKENS, Refused, one_of, whole
+from hsap.ir.cluster import BOUNDLESS
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).resolve().parents[2]
+"""The checkout, with train.py and configs; of an installed package, where neither is."""
+MODELS = clusters.FOLDER.parent / "model"
+HOST_RANKS = 8
+"""Ranks of a host that doesn't say how many it runs."""
 GLOBAL_TOKENS = 1 << 22
 MEASURED = 3
 
@@ -48,6 +53,10 @@ def _tune(arguments: argparse.Namespace) -> int:
     # The search brings numba, which takes longer to import than all else that a command needs.
     from hsap.tune import experiment, measure, search, table
 
+    if arguments.out is not None:
+        _needs(PROJECT / "configs" / "experiment", f"-o {arguments.out}", "writes to it", "take figures from --json")
+    if arguments.measure:
+        _needs(PROJECT / "train.py", "--measure", "runs it", "leave it out")
     job, top = _job(arguments), whole("--top", arguments.top)
     planners = [name.strip() for name in arguments.planners.split(",")] if arguments.planners is not None else None
     found = search.tune(job, planners, top)
@@ -64,21 +73,30 @@ def _tune(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _needs(path: Path, option: str, why: str, instead: str) -> None:
+    """Refuse what only a checkout has the files for, before anything takes long."""
+    if not path.exists():
+        raise Refused(
+            f"{option}: there is no {path}, and this {why}; it comes with the source tree, so install from there (pip "
+            f"install -e .), or {instead}"
+        )
+
+
 def _job(arguments: argparse.Namespace):
     from hsap.tune import measure
     from hsap.tune.job import Job, packs_per_step
-    from hsap.tune.setting import is_host
 
     cluster = named("--cluster", clusters.read, arguments.cluster, whole("--nodes", arguments.nodes))
     per_node = arguments.ranks_per_node
-    if per_node is None and cluster.ranks_per_node > 1 << 12:
-        # A host that may run any number of ranks: one a core, where it says how many those are.
-        per_node = 8 if cluster.cores is None else max(int(cluster.cores), 1)
+    if per_node is None and cluster.ranks_per_node >= BOUNDLESS:
+        # A rank a core, where the host says how many those are.
+        cores = BOUNDLESS if cluster.cores is None else cluster.cores
+        per_node = HOST_RANKS if cores >= BOUNDLESS else max(int(cores), 1)
     cluster = cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
     seq_len = whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
     tokens = max(GLOBAL_TOKENS, seq_len) if arguments.global_batch_tokens is None else arguments.global_batch_tokens
     packs = packs_per_step(whole("--global-batch-tokens", tokens), seq_len)
-    dtype = arguments.dtype or ("fp32" if is_host(cluster) else "bf16")
+    dtype = arguments.dtype or ("fp32" if cluster.is_host else "bf16")
     # A trial's corpus is written to a file, and every rank reads it.
     drawn = min((measure.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
     lengths = _lengths(arguments.data, drawn, arguments.seed)
@@ -91,13 +109,14 @@ def _model(name: str):
 
     from hsap.models.config import ModelConfig
 
-    folder = PROJECT / "configs" / "model"
-    one_of("--model: unknown name", name, sorted(path.stem for path in folder.glob("*.yaml")), "models")
-    values = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    one_of("--model: unknown name", name, sorted(path.stem for path in MODELS.glob("*.yaml")), "models")
+    values = yaml.safe_load((MODELS / f"{name}.yaml").read_text(encoding="utf-8"))
     if values.get("vocab_size") is None:
         from hsap.data.tokenise import load_tokenizer
 
-        values["vocab_size"] = load_tokenizer(str(PROJECT / "datasets" / "demo" / "tokenizer.json")).vocab_size
+        tokenizer = PROJECT / "datasets" / "demo" / "tokenizer.json"
+        _needs(tokenizer, f"--model {name}", "takes its vocabulary from it", "choose another model")
+        values["vocab_size"] = load_tokenizer(str(tokenizer)).vocab_size
     return ModelConfig.from_mapping(values)
 
 

@@ -11,7 +11,7 @@ from hsap.ir.check import Refused
 from hsap.ir.cluster import Cluster
 from hsap.tune.job import Job
 from hsap.tune.search import Row
-from hsap.tune.setting import GIB, is_host
+from hsap.tune.setting import GIB
 
 
 def overrides(job: Job, row: Row) -> dict[str, object]:
@@ -23,7 +23,7 @@ def overrides(job: Job, row: Row) -> dict[str, object]:
         "planner.name": s.planner,
         "engine.zero_stage": s.zero_stage,
         "engine.dtype": s.dtype,
-        "engine.device": "cpu" if is_host(job.cluster) else None,
+        "engine.device": "cpu" if job.cluster.is_host else None,
         "model.checkpointing": s.checkpointing,
         "data.pack_tokens": job.seq_len,
         "train.seed": job.seed,

@@ -17,14 +17,9 @@ TIGHT_SHARE = 0.05
 """A setting that leaves less than this part of the memory beside the reserve may fail where the estimate is off."""
 
 
-def is_host(cluster: Cluster) -> bool:
-    """Whether ranks run on a host's cores, with no device of their own."""
-    return cluster.name == "cpu-gloo" or cluster.cores is not None
-
-
 def reserve_bytes(cluster: Cluster) -> float:
     """Bytes of a rank's memory that nothing is planned for; none on a host's, which swaps before it fails."""
-    return 0.0 if is_host(cluster) else RESERVE_BYTES + RESERVE_SHARE * cluster.capacity_bytes
+    return 0.0 if cluster.is_host else RESERVE_BYTES + RESERVE_SHARE * cluster.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,20 @@ def test_errors_are_one_paragraph(arguments, told, capsys) -> None:
     assert told in error and error.count("\n") == 1
 
 
+def test_what_only_a_checkout_can_is_refused_elsewhere(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(tune, "PROJECT", tmp_path / "site-packages")
+    for more, missing in (
+        (["--model", "llama2-7b", "-o", "mine"], "configs/experiment"),
+        (["--model", "llama2-7b", "--measure"], "train.py"),
+        (["--model", "tiny"], "datasets/demo/tokenizer.json"),
+    ):
+        assert main(["tune", *SMALL, *more]) == 2
+        error = capsys.readouterr().err
+        assert f"there is no {tmp_path / 'site-packages' / missing}" in error and error.count("\n") == 1
+    assert not any(tmp_path.iterdir()), "nothing is written into an installed package's folder"
+    assert tune._model("llama2-7b").vocab_size == 32000  # models come with the package
+
+
 def test_a_corpus_without_documents_is_refused(tmp_path, capsys) -> None:
     assert main(["tune", "--model", "tiny", *SMALL, "--data", lengths(tmp_path, [])]) == 2
     assert "there is no document in it" in capsys.readouterr().err
