@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import dataclass, fields, replace
 
@@ -122,15 +121,6 @@ class Cluster:
                 f"{where}: num_nics is {self.num_nics}, more than the {self.ranks_per_node} ranks of a node; a rank "
                 "uses one card, so give at most ranks_per_node, or None"
             )
-
-    @classmethod
-    def preset(cls, name: str, nodes: int | None = None) -> Cluster:
-        """Give a cluster of configs/cluster by name, or of a YAML file by path, of `nodes` nodes (None: as it says).
-
-        See `hsap.clusters.read`.
-        """
-        # By name, since values here know no files: what reads them stands above this room.
-        return importlib.import_module("hsap.clusters").read(name, nodes)
 
     def starting_at(self, rank: int, ranks_per_node: int | None = None) -> Cluster:
         """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""
