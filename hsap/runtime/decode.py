@@ -206,15 +206,19 @@ class Decoder:
     def _attend_grad(self, at: int, instruction: Instruction) -> Step:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device)
         q, kv, _, dq, dkv = self._operands(instruction)
-        do_buffer = instruction.buf[2]
-        heads = self._heads(do_buffer, instruction.heads)
+        place, (first, count) = (
+            instruction.buf[2] - self.memory.first,
+            self._heads(instruction.buf[2], instruction.heads),
+        )
+        some = slice(first, first + count)
 
         def gradient(view: View) -> tuple[Tensor, ...]:
             """The gradient of o, lse and delta."""
-            rows, stats = view if heads == (0, view.rows.shape[1]) else view.heads(*heads)
-            return rows, *stats.unbind(1)
+            if count == view.rows.shape[1]:
+                return view.rows, *view.stats.unbind(1)
+            return view.rows[:, some], view.stats[:, 0, some], view.stats[:, 1, some]
 
-        do = self.memory.bind(do_buffer - self.memory.first, gradient)
+        do = self.memory.bind(place, gradient)
         attend_grad, scale = self.kernel.attend_grad, self.scale
 
         def step(views: list[View], _: Transport) -> None:

@@ -86,8 +86,8 @@ class Memory:
         starts = row_starts(plan.spans)
         lo, hi = np.maximum(buffers.rows[self.first : stop].T, 0)
         self.num_rows = (starts[hi] - starts[lo]).tolist()
-        own = buffers.heads[self.first : stop]
-        self.num_heads = np.where(np.isin(buffers.role[self.first : stop], KV_ROLES), own[:, 3], own[:, 1]).tolist()
+        self.roles, heads = buffers.role[self.first : stop].tolist(), buffers.heads[self.first : stop]
+        self.num_heads = np.where(np.isin(self.roles, KV_ROLES), heads[:, 3], heads[:, 1]).tolist()
         self.views: list[View | None] = [None] * (stop - self.first)
         self.outside: dict[tuple[int, int], list[int]] = {}
         for b in range(self.first, stop):
@@ -116,15 +116,15 @@ class Memory:
         self, place: int, rows: tuple[int, int] | None = None, heads: tuple[int, int] | None = None
     ) -> Callable[[list[View]], View]:
         """Bind some of a buffer's rows and heads, (first, count) each; None: all. What is whole isn't cut."""
-        rows = None if rows == (0, self.num_rows[place]) else rows
-        heads = None if heads == (0, self.num_heads[place]) else heads
-        if rows is None and heads is None:
+        if rows in (None, (0, self.num_rows[place])) and heads in (None, (0, self.num_heads[place])):
             return itemgetter(place)
-        if rows is None:
-            return self.bind(place, lambda view: view.heads(*heads))
-        if heads is None:
-            return self.bind(place, lambda view: view.part(*rows))
-        return self.bind(place, lambda view: view.part(*rows).heads(*heads))
+        row, head = (slice(None) if run is None else slice(run[0], sum(run)) for run in (rows, heads))
+        pair = (row, slice(None), head)  # keys and values, or lse and delta
+        of_rows = pair if self.roles[place] in KV_ROLES else (row, head)
+        of_stats = pair if self.roles[place] == Role.DO else (row, head)
+        return self.bind(
+            place, lambda view: View(view.rows[of_rows], None if view.stats is None else view.stats[of_stats])
+        )
 
     def allocate(self, buffers: Buffers, index: int) -> View:
         """Make a fresh tensor for a buffer outside the arena and put it in."""

@@ -1,7 +1,7 @@
 """Resharding: AllToAll between a rank's own tensor (its rows, all heads) and the column's (all rows, some heads).
 
 Every view of memory that stays where it is, is made once; a call makes those of the caller's tensors, a few at a time,
-copies and exchanges.
+copies and exchanges. `unsafe_split…` is `split` without autograd's record of views, which nobody reads here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _to_column(memory: Memory, shape: Reshard, instruction: Instruction, places,
 
     def by_row(target: View) -> tuple[list[Message], list[Tensor]]:
         """Where the others' rows arrive, and where its own go."""
-        parts = [part for t in target if t is not None for part in t.split_with_sizes(num_rows)]
+        parts = [part for t in target if t is not None for part in t.unsafe_split_with_sizes(num_rows)]
         own = parts[index::ranks]
         del parts[index::ranks]
         arrive = list(zip(senders, parts))
@@ -146,8 +146,8 @@ def _by_head(view: View, heads: Sequence[tuple[int, int]]) -> list[Tensor]:
     if not _tile(heads):
         return _flat([view.heads(*run) for run in heads])
     counts = [count for _, count in heads]
-    parts = list(view.rows.split_with_sizes(counts, -2))
-    return parts if view.stats is None else [*parts, *view.stats.split_with_sizes(counts, -1)]
+    parts = list(view.rows.unsafe_split_with_sizes(counts, -2))
+    return parts if view.stats is None else [*parts, *view.stats.unsafe_split_with_sizes(counts, -1)]
 
 
 def _scratch(memory: Memory, place: int, role: Role, pieces: Sequence[Piece]) -> list[View]:
