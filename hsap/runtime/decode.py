@@ -32,12 +32,17 @@ Step = Callable[[list[View], Transport], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A rank's stream for one mask and direction, ready to run. names[i]: what steps[i] is, for errors and traces."""
+    """A rank's stream for one mask and direction, ready to run.
+
+    names[i]: what steps[i] is, for errors and traces. step_of: int64 [steps], the instruction of the rank's stream that
+    a step is, or makes ready for.
+    """
 
     memory: Memory
     buffers: Buffers
     steps: tuple[Step, ...]
     names: tuple[str, ...]
+    step_of: np.ndarray
 
 
 class Decoder:
@@ -62,18 +67,20 @@ class Decoder:
     def decode(self) -> Decoded:
         """Decode the whole stream."""
         first = self._first_touch()
-        steps, names = [], []
+        steps, names, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
         for at in range(lo, hi):
             instruction = self.programs.instruction(at)
             for buffer in first.get(at, ()):
                 steps.append(self._empty(buffer))
                 names.append("empty")
+                step_of.append(at - lo)
             step = self._step(at, instruction)
             if step is not None:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
-        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names))
+                step_of.append(at - lo)
+        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), np.array(step_of, np.int64))
 
     def _first_touch(self) -> dict[int, list[int]]:
         """Accumulators by the instruction that touches them first: they are empty then."""
