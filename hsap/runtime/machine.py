@@ -103,7 +103,7 @@ class Machine:
         decoded = self.decode(mask, BACKWARD)
         memory, views = decoded.memory, decoded.memory.views
         stat = TORCH_DTYPES[self.precision.stat]
-        delta = row_delta(do, kept.o.to(TORCH_DTYPES[self.precision.acc]))
+        delta = row_delta(do, kept.o, TORCH_DTYPES[self.precision.acc])
         stats = torch.stack((kept.lse.to(stat), delta.to(stat)), dim=1)
         views[memory.index(Space.INPUT, Role.Q)] = View(kept.q)
         views[memory.index(Space.INPUT, Role.KV)] = View(kept.kv)
