@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 CHUNK_BYTES = 1 << 20
-"""What a CPU's cache holds: over 16,384 rows of 8 × 64 float32 a whole wide product takes ten times as long (141 against
-14 ms on one thread), nearly all of it for fresh pages; chunks of 512 KiB to 2 MiB are within a fifth of each other."""
+"""What a CPU's cache holds: over 16,384 rows of 8 × 64 float32 a whole wide product takes ten times as long (141 ms
+against 14 on one thread), nearly all of it for fresh pages; chunks of 512 KiB to 2 MiB are within a fifth of each
+other."""
 
 
 def row_delta(do: Tensor, o: Tensor, dtype: torch.dtype | None = None) -> Tensor:
