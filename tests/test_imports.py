@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "models": {"ir", "keys"},
     "data": {"ir", "api"},
     "view": {"ir", "sim"},
-    "bench": {"ir", "clusters", "api", "sim", "runtime"},
+    "bench": {"ir", "clusters", "api", "compiler", "planners", "sim", "runtime"},
     "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view"},
     "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }

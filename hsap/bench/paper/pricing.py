@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hsap import planners
 from hsap.api import compile, simulate
+from hsap.compiler.pipeline import build
 from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
 from hsap.ir.heads import HeadShape
@@ -31,6 +33,23 @@ def priced(
     """Plan one layer's attention of a pack and run it against the clock of `cluster`, forward and backward."""
     layout = Layout.from_lengths(lengths)
     return simulate(compile(Problem(layout, heads, topology, ((mask, 1),), cluster), planner, **options))
+
+
+def priced_with_relay(
+    lengths: Sequence[int],
+    heads: HeadShape,
+    topology: Topology,
+    cluster: Cluster,
+    planner: str,
+    mask: str,
+    options: dict,
+) -> tuple[Timeline, Timeline]:
+    """The same without and with relayed rows: (as the planner has it, relayed), from one choice of the planner's."""
+    problem = Problem(Layout.from_lengths(lengths), heads, topology, ((mask, 1),), cluster)
+    strategy = planners.run(planner, problem, options)
+    plain = build(problem, strategy, planner, options)
+    relay = build(problem, planners.relayed(strategy), planner, options | {planners.RELAY: True})
+    return simulate(plain), simulate(relay)
 
 
 def received_bytes(timeline: Timeline) -> int:
