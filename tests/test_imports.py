@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "data": {"ir", "api"},
     "view": {"ir", "sim"},
     "bench": {"ir", "clusters", "api", "compiler", "planners", "sim", "runtime"},
-    "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view"},
+    "tune": {"ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
+    "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},
     "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""

@@ -1,4 +1,4 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `planners`, `bench`, one command a file.
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `planners`, `bench`, one command a file.
 
 It starts without torch and numba.
 """
@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import bench, plan, planners, simulate, verify, view
+from hsap.cli import bench, plan, planners, simulate, tune, verify, view
 from hsap.cli.exit import BAD_INPUT, NOT_OK
 
-COMMANDS = (plan, verify, simulate, view, planners, bench)
+COMMANDS = (plan, verify, simulate, view, tune, planners, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

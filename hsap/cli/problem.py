@@ -90,9 +90,14 @@ def _layouts(arguments: argparse.Namespace) -> tuple[list[Layout], bool]:
         if bad := [word for word in words if not word.strip().isdecimal()]:
             raise ValueError(f"--lengths: {bad[0]!r} is no number of tokens; write 3000,1200,50000")
         return [_layout(named("--lengths", lambda: [int(word) for word in words]), "--lengths")], False
-    path = f"--lengths-file {arguments.lengths_file}"
+    return read_batches(arguments.lengths_file, "--lengths-file")
+
+
+def read_batches(file: str, flag: str) -> tuple[list[Layout], bool]:
+    """Read a file of document lengths: the batches, and whether they came as a list of batches."""
+    path = f"{flag} {file}"
     try:
-        data = json.loads(Path(arguments.lengths_file).read_text(encoding="utf-8"))
+        data = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; check the path") from None
     except (ValueError, RecursionError) as error:

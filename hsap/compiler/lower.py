@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.compiler.messages import messages
+from hsap.compiler.messages import messages, packed
 from hsap.compiler.order import IS_OF_QUERIES
-from hsap.compiler.rounds import assign_rounds
+from hsap.compiler.rounds import rounds_of
 from hsap.compiler.trays import IS_RESULT, NEVER, SIDES, SpanTable, Trays, lay_out
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
@@ -136,8 +136,7 @@ def lower(
     first_stage = int(moved.stage.min(initial=0)) - 1
     last_stage = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0))) + 1
     first_round = len(INPUTS[direction])
-    _, when = distinct((moved.stage - first_stage) * (last_stage - first_stage + 1) + moved.until - first_stage)
-    rounds = assign_rounds(when, moved.src, moved.dst, num_ranks, first_round)
+    rounds = rounds_of(moved, num_ranks, first_round)
     buffers, code = _Buffers(), _Code()
     ends = _Ends(buffers, code, np.arange(num_ranks), resharded)
     homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
@@ -247,21 +246,11 @@ def _pack(buffers, code, shards, moved: Transfers, source: np.ndarray, mine: np.
     """
     if not len(mine):
         return
-    num_ranks, num_groups, width = int(moved.src.max()) + 1, int(moved.group.max()) + 1, len(shards) + 1
-    first = int(moved.stage.min())
-    key = moved.role[mine] * (int(moved.stage.max()) - first + 1) + moved.stage[mine] - first
-    key = ((key * num_ranks + moved.src[mine]) * num_groups + moved.group[mine]) * width + moved.shard[mine]
-    keys, which = distinct(key)
-    begins = np.append(True, keys[1:] != keys[:-1] + 1)
-    lead = np.flatnonzero(begins)
-    last = np.append(lead[1:], len(keys)) - 1
-    there = np.empty(len(keys), np.int64)
-    there[which] = mine
-    role, rank, group, stage = (column[there[lead]] for column in (moved.role, moved.src, moved.group, moved.stage))
-    rows = shards.offsets[keys[lead] % width], shards.offsets[keys[last] % width + 1]
+    lead, which, rows = packed(shards, moved, mine)
+    role, rank, group, stage = (column[lead] for column in (moved.role, moved.src, moved.group, moved.stage))
     copy = buffers.add(role, Space.ARENA, 0, rank, rows, group)
-    code.emit(Op.COPY, rank, stage, PACK, role=role, buf=(source[there[lead]], copy), rows=rows, group=group)
-    source[mine] = copy[(np.cumsum(begins) - 1)[which]]
+    code.emit(Op.COPY, rank, stage, PACK, role=role, buf=(source[lead], copy), rows=rows, group=group)
+    source[mine] = copy[which]
 
 
 def _return(buffers, code, places: _Places, role: Role, m: dict[str, np.ndarray]) -> None:
@@ -305,31 +294,40 @@ def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.nd
 
     Returns the index of the slices that are attended, kernel by kernel.
     """
+    q, kv, lead, borders, index = kernels(places.shards, schedule, places.trays)
+    operands = [
+        places.buffer(role, (q if IS_OF_QUERIES[role] else kv)[lead]) for role in INPUTS[direction] + OUTPUTS[direction]
+    ]
+    op = Op.ATTEND if direction == "forward" else Op.ATTEND_GRAD
+    code.emit(op, schedule.rank[lead], schedule.stage[lead], COMPUTE, buf=operands,
+              slices=(borders[:-1], borders[1:]), group=named_group(schedule.group[lead], places.trays.num_groups)
+    )  # fmt: skip
+    return index.astype(np.int32)
+
+
+def kernels(shards: Shards, schedule: Schedule, trays: Trays) -> tuple[np.ndarray, ...]:
+    """Fuse the entries of a rank, stage and head group that read the same two places.
+
+    Returns (place of each entry's queries and of its keys, see `Trays.find`; an entry of each kernel; borders of what
+    each attends, int64 [num_kernels + 1]; and that: indices of slices, int64 [n]).
+    """
     blocks, rank, group = schedule.blocks, schedule.rank, schedule.group
     q, kv = (
-        places.find(np.full(len(rank), role), rank, schedule.shard_of(role), group)[0] for role in (Role.Q, Role.KV)
+        trays.find(shards, np.full(len(rank), role), rank, schedule.shard_of(role), group)[0]
+        for role in (Role.Q, Role.KV)
     )
-    num_stages, num_groups, num_places = (
-        int(schedule.stage.max(initial=0)) + 1,
-        places.trays.num_groups,
-        places.buffers.shape[1],
-    )
+    num_stages, num_groups = int(schedule.stage.max(initial=0)) + 1, trays.num_groups
+    num_places = trays.num_ranks + len(trays.rank)
     pair, num_pairs = q * num_places + kv, num_places * num_places
-    if num_pairs >= (1 << 62) // (places.num_ranks * num_stages * num_groups):
+    if num_pairs >= (1 << 62) // (trays.num_ranks * num_stages * num_groups):
         pair, num_pairs = distinct(pair)[1], len(pair)
     key = ((rank * num_stages + schedule.stage) * num_groups + group) * num_pairs + pair
     in_order = order_of(key)
     lead, borders, index, kernel = _fuse(key, in_order, schedule.block, blocks.offsets)
     fused = np.flatnonzero(kernel != NONE)
     if len(fused):
-        index[fused] = _row_by_row(places.shards, blocks.slices, kernel[fused], index[fused])
-    operands = [
-        places.buffer(role, (q if IS_OF_QUERIES[role] else kv)[lead]) for role in INPUTS[direction] + OUTPUTS[direction]
-    ]
-    op = Op.ATTEND if direction == "forward" else Op.ATTEND_GRAD
-    code.emit(op, rank[lead], schedule.stage[lead], COMPUTE, buf=operands, slices=(borders[:-1], borders[1:]),
-              group=named_group(group[lead], num_groups))  # fmt: skip
-    return index.astype(np.int32)
+        index[fused] = _row_by_row(shards, blocks.slices, kernel[fused], index[fused])
+    return q, kv, lead, borders, index
 
 
 @loop

@@ -1,11 +1,12 @@
-"""Messages: transfers whose rows follow each other at both ends are sent as one."""
+"""Messages: transfers whose rows follow each other at both ends are sent as one, and packed as one before."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from hsap.ir.block import Shards
 from hsap.ir.schedule import Transfers
-from hsap.ir.sort import order_of
+from hsap.ir.sort import distinct, order_of
 from hsap.loops import loop
 
 MESSAGE = (
@@ -52,3 +53,23 @@ def _join(columns, in_order):
                 out[row, count] = columns[row, i]
             count += 1
     return out, count
+
+
+def packed(shards: Shards, moved: Transfers, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple]:
+    """Find what is copied together where it leaves home in one head group: all that lies side by side there.
+
+    mine: int64 [m], such transfers. Returns (a transfer of each copy int64 [n], the copy of each of `mine`, first and
+    stop span of each copy).
+    """
+    num_ranks, num_groups, width = int(moved.src.max()) + 1, int(moved.group.max()) + 1, len(shards) + 1
+    first = int(moved.stage.min())
+    key = moved.role[mine] * (int(moved.stage.max()) - first + 1) + moved.stage[mine] - first
+    key = ((key * num_ranks + moved.src[mine]) * num_groups + moved.group[mine]) * width + moved.shard[mine]
+    keys, which = distinct(key)
+    begins = np.append(True, keys[1:] != keys[:-1] + 1)
+    lead = np.flatnonzero(begins)
+    last = np.append(lead[1:], len(keys)) - 1
+    there = np.empty(len(keys), np.int64)
+    there[which] = mine
+    rows = shards.offsets[keys[lead] % width], shards.offsets[keys[last] % width + 1]
+    return there[lead], (np.cumsum(begins) - 1)[which], rows

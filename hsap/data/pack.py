@@ -251,11 +251,16 @@ def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1
     Errors (ValueError): a number of packs that doesn't divide.
     """
     check_dealing(len(packs), dp_size, micro_packs)
-    whole("data-parallel rank", dp_rank, 0, dp_size - 1)
+    return deal_all(packs, dp_size, micro_packs)[whole("data-parallel rank", dp_rank, 0, dp_size - 1)]
+
+
+def deal_all(packs: Sequence[Pack], dp_size: int, micro_packs: int = 1) -> list[list[list[Pack]]]:
+    """Deal the packs of a step as `deal` does: the micro-batches of every data-parallel rank."""
+    check_dealing(len(packs), dp_size, micro_packs)
     areas = [pack_area(pack) for pack in packs]
     descending = sorted(range(len(packs)), key=lambda index: (-areas[index], index))
     loads = [0] * dp_size
-    mine = []
+    dealt: list[list[list[Pack]]] = [[] for _ in range(dp_size)]
     round_packs = dp_size * micro_packs
     for first in range(0, len(packs), round_packs):
         hands: list[list[int]] = [[] for _ in range(dp_size)]
@@ -263,8 +268,9 @@ def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1
             rank = min((rank for rank in range(dp_size) if len(hands[rank]) < micro_packs), key=loads.__getitem__)
             hands[rank].append(index)
             loads[rank] += areas[index]
-        mine.append([packs[index] for index in hands[dp_rank]])
-    return mine
+        for mine, hand in zip(dealt, hands):
+            mine.append([packs[index] for index in hand])
+    return dealt
 
 
 def check_dealing(packs_per_step: int, dp_size: int, micro_packs: int) -> None:

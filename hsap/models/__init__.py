@@ -1,16 +1,23 @@
-"""Llama-family decoder in plain PyTorch, over local rows of packed sequences."""
+"""Llama-family decoder in plain PyTorch, over local rows of packed sequences; its shape alone needs no torch."""
+
+import importlib
 
 from hsap.models.config import ModelConfig
-from hsap.models.llama import Attention, Llama, build_model, initialise
-from hsap.models.loss import IGNORED_TARGET, token_loss_sum, token_losses
 
-__all__ = [
-    "IGNORED_TARGET",
-    "Attention",
-    "Llama",
-    "ModelConfig",
-    "build_model",
-    "initialise",
-    "token_loss_sum",
-    "token_losses",
-]
+_HOME_OF = {
+    "Attention": "llama",
+    "Llama": "llama",
+    "build_model": "llama",
+    "initialise": "llama",
+    "IGNORED_TARGET": "loss",
+    "token_loss_sum": "loss",
+    "token_losses": "loss",
+}
+
+__all__ = ["ModelConfig", *_HOME_OF]
+
+
+def __getattr__(name: str):
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hsap.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"hsap.models.{_HOME_OF[name]}"), name)

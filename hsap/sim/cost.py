@@ -42,24 +42,26 @@ def compute_seconds(plan: Plan, programs: Programs, slices: np.ndarray, cluster:
     AllToAll's are those of its reordering, what it waits for is the clock's to say.
     """
     seconds = np.zeros(len(programs))
-    for op, efficiency in (
-        (Op.ATTEND, cluster.attend_efficiency),
-        (Op.ATTEND_GRAD, cluster.attend_grad_efficiency),
-    ):
+    for op in ADDED:
         index = np.flatnonzero(programs.op == op)
         if len(index):
-            rate = cluster.flops_per_s * efficiency
-            seconds[index] = _attention_seconds(plan, programs, index, slices, op, rate, cluster)
+            seconds[index] = _attention_seconds(plan, programs, index, slices, op, cluster)
     num_bytes = _touched_bytes(plan, programs)
-    rate = np.full(len(programs), cluster.memory_bytes_per_s)
-    for op, own in ((Op.MERGE, cluster.merge_bytes_per_s), (Op.ALL_TO_ALL, cluster.exchange_bytes_per_s)):
-        if own is not None:
-            rate[programs.op == op] = own
-    moving = num_bytes > 0
-    seconds[moving] = cluster.kernel_overhead_s + num_bytes[moving] / rate[moving]
+    for op in (Op.COPY, Op.MERGE, Op.SUM, Op.ALL_TO_ALL):
+        index = np.flatnonzero(programs.op == op)
+        seconds[index] = moving_seconds(cluster, op, num_bytes[index])
     if cluster.message_overhead_s:
         seconds += cluster.message_overhead_s * _launched(plan, programs)
     return seconds
+
+
+def moving_seconds(cluster: Cluster, op: Op, num_bytes: np.ndarray) -> np.ndarray:
+    """Seconds of kernels that read and write so many bytes of a rank's own memory: float64 [n].
+
+    What has none isn't started. op: COPY, MERGE, SUM or ALL_TO_ALL, which then is its reordering.
+    """
+    own = {Op.MERGE: cluster.merge_bytes_per_s, Op.ALL_TO_ALL: cluster.exchange_bytes_per_s}.get(op)
+    return np.where(num_bytes > 0, cluster.kernel_overhead_s + num_bytes / (own or cluster.memory_bytes_per_s), 0.0)
 
 
 def opening_seconds(plan: Plan, programs: Programs, cluster: Cluster) -> np.ndarray:
@@ -74,16 +76,21 @@ def opening_seconds(plan: Plan, programs: Programs, cluster: Cluster) -> np.ndar
     is_backward = len(index) > 0
     if not is_backward:
         index = np.flatnonzero(inputs & (buffers.role == Role.KV))
-    kind = (plan.precision, buffers.role[index], Space.INPUT)
-    own, wide = (
-        row_bytes(*kind, acc, buffers.heads[index], plan.problem.heads.head_dim)[0].astype(float)
-        for acc in (False, True)
-    )
-    moved, rate = (2 * own + 6 * wide, fold_rate(cluster, Op.ATTEND_GRAD)) if is_backward else (
-        2 * own, cluster.memory_bytes_per_s
-    )  # fmt: skip
+    heads, dim = buffers.heads[index], plan.problem.heads.head_dim
+    a_row = opening_row_seconds(cluster, plan.precision, is_backward, heads, dim)
     rows = starts[buffers.rows[index, 1]] - starts[buffers.rows[index, 0]]
-    return np.bincount(buffers.rank[index], rows * moved / rate, programs.num_ranks)
+    return np.bincount(buffers.rank[index], rows * a_row, programs.num_ranks)
+
+
+def opening_row_seconds(
+    cluster: Cluster, precision: Precision, is_backward: bool, heads: np.ndarray, head_dim: int
+) -> np.ndarray:
+    """Seconds of `opening_seconds` for one row of a rank's own tensors: float64 [n]. heads: [n, 4]."""
+    role = Role.DO if is_backward else Role.KV
+    own, wide = (row_bytes(precision, role, Space.INPUT, acc, heads, head_dim)[0].astype(float) for acc in (0, 1))
+    if is_backward:
+        return (2 * own + 6 * wide) / fold_rate(cluster, Op.ATTEND_GRAD)
+    return 2 * own / cluster.memory_bytes_per_s
 
 
 def fold_rate(cluster: Cluster, op: Op) -> float:
@@ -92,29 +99,55 @@ def fold_rate(cluster: Cluster, op: Op) -> float:
     return own or cluster.memory_bytes_per_s
 
 
-def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, rate: float, cluster: Cluster):
+def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, cluster: Cluster):
     # The ranks of an intra group share a range of the index.
     ranges, which = np.unique(programs.slices[index], axis=0, return_inverse=True)
     owner, entry = span_ranges(*ranges.T.astype(np.int64))
-    pieces, owner = kernel_pieces(*joined(slices[programs.index[entry]], owner), cluster.narrow_tokens)
-    q_rows, k_rows = pieces[:, Q1] - pieces[:, Q0], pieces[:, K1] - pieces[:, K0]
-    work = tiled_pairs(pieces, cluster.tile_tokens, cluster.diagonal_tokens) / part_of_rate(q_rows, cluster)
-    tiles = -(-q_rows // cluster.tile_tokens)
-    count, work, q_rows, k_rows, tiles = (
-        np.bincount(owner, column, len(ranges))[which] for column in (None, work, q_rows, k_rows, tiles)
-    )
-    heads, dim = programs.heads[index], plan.problem.heads.head_dim
-    num_heads = heads[:, 1].astype(np.int64)
-    a_piece = cluster.grad_slice_overhead_s if op == Op.ATTEND_GRAD else None
-    seconds = count * (cluster.slice_overhead_s if a_piece is None else a_piece)
-    seconds += np.where(count > 0, cluster.kernel_overhead_s, 0.0)
-    if cluster.num_units is not None:
-        work *= np.maximum(cluster.num_units / np.maximum(tiles * num_heads, 1), 1.0)
-    seconds += FLOPS_PER_PAIR[op] * dim * num_heads * work / rate
-    for role in ADDED[op]:
-        rows = k_rows if role == Role.DKV else q_rows
-        seconds += rows * added_bytes(plan.precision, role, heads, dim) / fold_rate(cluster, op)
-    return seconds
+    work = Kernels.of(slices[programs.index[entry]], owner, len(ranges), cluster)
+    return work.seconds(which, op, programs.heads[index], plan.problem.heads.head_dim, plan.precision, cluster)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """What attention kernels have to do for each head, as columns: float64 [n].
+
+    pieces: how many there are. pairs: those of the tiles that are computed, more of them where a piece reaches less
+    than the kernel's rate. q_rows, k_rows: of all pieces. tiles: of query rows.
+    """
+
+    pieces: np.ndarray
+    pairs: np.ndarray
+    q_rows: np.ndarray
+    k_rows: np.ndarray
+    tiles: np.ndarray
+
+    @classmethod
+    def of(cls, slices: np.ndarray, owner: np.ndarray, num_kernels: int, cluster: Cluster) -> Kernels:
+        """Look at canonical slices, int64 [m, 6]. owner: int64 [m], each one's kernel, ascending."""
+        pieces, owner = kernel_pieces(*joined(slices, owner), cluster.narrow_tokens)
+        q_rows, k_rows = pieces[:, Q1] - pieces[:, Q0], pieces[:, K1] - pieces[:, K0]
+        pairs = tiled_pairs(pieces, cluster.tile_tokens, cluster.diagonal_tokens) / part_of_rate(q_rows, cluster)
+        tiles = -(-q_rows // cluster.tile_tokens)
+        columns = (None, pairs, q_rows, k_rows, tiles)
+        return cls(*(np.bincount(owner, column, num_kernels) for column in columns))
+
+    def seconds(
+        self, which: np.ndarray, op: Op, heads: np.ndarray, head_dim: int, precision: Precision, cluster: Cluster
+    ) -> np.ndarray:
+        """Seconds of kernels `which`, int64 [n], for these heads, [n, 4], with what they add to accumulators."""
+        count, pairs, tiles = self.pieces[which], self.pairs[which], self.tiles[which]
+        num_heads = heads[:, 1].astype(np.int64)
+        a_piece = cluster.grad_slice_overhead_s if op == Op.ATTEND_GRAD else None
+        seconds = count * (cluster.slice_overhead_s if a_piece is None else a_piece)
+        seconds += np.where(count > 0, cluster.kernel_overhead_s, 0.0)
+        if cluster.num_units is not None:
+            pairs = pairs * np.maximum(cluster.num_units / np.maximum(tiles * num_heads, 1), 1.0)
+        efficiency = cluster.attend_efficiency if op == Op.ATTEND else cluster.attend_grad_efficiency
+        seconds += FLOPS_PER_PAIR[op] * head_dim * num_heads * pairs / (cluster.flops_per_s * efficiency)
+        for role in ADDED[op]:
+            rows = (self.k_rows if role == Role.DKV else self.q_rows)[which]
+            seconds += rows * added_bytes(precision, role, heads, head_dim) / fold_rate(cluster, op)
+        return seconds
 
 
 def added_bytes(precision: Precision, role: int, heads: np.ndarray, head_dim: int) -> np.ndarray:

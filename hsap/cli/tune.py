@@ -1,0 +1,114 @@
+"""`hsap tune`: which way of running a model on a cluster fits, and how fast, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from hsap import clusters
+from hsap.cli import datasets
+from hsap.cli.exit import OK
+from hsap.cli.problem import CLUSTERS, named, read_batches
+from hsap.ir.check import MAX_TOKENS, one_of, whole
+
+PROJECT = Path(__file__).parents[2]
+GLOBAL_TOKENS = 1 << 22
+MEASURED = 3
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser("tune", help="rank the ways of running a model on a cluster, and write the best down")
+    command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
+    command.add_argument(
+        "--data", default="ldc", metavar="F.json|DATASET", help="document lengths, as hsap plan reads (default ldc)"
+    )
+    command.add_argument("--cluster", required=True, metavar="NAME|FILE.yaml", help=CLUSTERS)
+    command.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")
+    command.add_argument("--ranks-per-node", type=int, metavar="N", help="default: the cluster's")
+    command.add_argument("--seq-len", type=int, default=4096, metavar="L", help="tokens of a pack (default 4096)")
+    command.add_argument(
+        "--global-batch-tokens", type=int, metavar="N", help="of an optimizer step (default 4Mi, at least one pack)"
+    )
+    command.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16, fp32 on CPUs")
+    command.add_argument("--seed", type=int, default=1234, metavar="S", help="of the packs, train.seed (default 1234)")
+    command.add_argument("--planners", metavar="A,B,…", help="planners to try (default: the fast ones)")
+    command.add_argument("--top", type=int, default=10, metavar="K", help="rows of the table (default 10)")
+    command.add_argument("-o", "--out", metavar="NAME", help="write the best as configs/experiment/NAME.yaml")
+    command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
+    command.add_argument(
+        "--measure", action="store_true", help=f"train the best {MEASURED} for a few steps on this machine, too"
+    )
+    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for --measure: overrides of train.py")
+    command.set_defaults(run=_tune)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    # The search brings numba, which takes longer to import than all else that a command needs.
+    from hsap.tune import experiment, measure, search, table
+
+    job, top = _job(arguments), whole("--top", arguments.top)
+    planners = [name.strip() for name in arguments.planners.split(",")] if arguments.planners is not None else None
+    found = search.tune(job, planners, top)
+    measured = None
+    if arguments.measure:
+        measured = {
+            i: measure.measure(PROJECT, job, row, arguments.overrides) for i, row in enumerate(found.rows[:MEASURED])
+        }
+    print(json.dumps(table.figures(found, measured)) if arguments.json else table.text(found, measured))
+    if arguments.out is not None:
+        path = experiment.write(PROJECT / "configs", arguments.out, job, found.rows[0])
+        if not arguments.json:
+            print(f"\nThe first row is {path}: train.py +experiment={path.stem}")
+    return OK
+
+
+def _job(arguments: argparse.Namespace):
+    from hsap.tune import measure
+    from hsap.tune.job import Job, packs_per_step
+    from hsap.tune.setting import is_host
+
+    cluster = named("--cluster", clusters.read, arguments.cluster, whole("--nodes", arguments.nodes))
+    per_node = arguments.ranks_per_node
+    if per_node is None and cluster.ranks_per_node > 1 << 12:
+        # A host that may run any number of ranks: one a core, where it says how many those are.
+        per_node = 8 if cluster.cores is None else max(int(cluster.cores), 1)
+    cluster = cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
+    seq_len = whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
+    tokens = max(GLOBAL_TOKENS, seq_len) if arguments.global_batch_tokens is None else arguments.global_batch_tokens
+    packs = packs_per_step(whole("--global-batch-tokens", tokens), seq_len)
+    dtype = arguments.dtype or ("fp32" if is_host(cluster) else "bf16")
+    # A trial's corpus is written to a file, and every rank reads it.
+    drawn = min((measure.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
+    lengths = _lengths(arguments.data, drawn, arguments.seed)
+    return Job(arguments.model, _model(arguments.model), cluster, lengths, seq_len, packs, dtype, arguments.seed)
+
+
+def _model(name: str):
+    """Read a model's shape from configs/model; a vocabulary left open is the demo tokenizer's."""
+    import yaml
+
+    from hsap.models.config import ModelConfig
+
+    folder = PROJECT / "configs" / "model"
+    one_of("--model: unknown name", name, sorted(path.stem for path in folder.glob("*.yaml")), "models")
+    values = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    if values.get("vocab_size") is None:
+        from hsap.data.tokenise import load_tokenizer
+
+        values["vocab_size"] = load_tokenizer(str(PROJECT / "datasets" / "demo" / "tokenizer.json")).vocab_size
+    return ModelConfig.from_mapping(values)
+
+
+def _lengths(data: str, num_tokens: int, seed: int) -> tuple[int, ...]:
+    """Document lengths of a file's batches, or drawn from a dataset."""
+    if data in datasets.names():
+        return tuple(datasets.draw(data, num_tokens, seed))
+    if not data.endswith(".json"):
+        one_of("--data: neither a file F.json nor the name of a dataset:", data, datasets.names(), "datasets")
+    layouts = read_batches(data, "--data")[0]
+    lengths = tuple(length for layout in layouts for length in layout.lengths)
+    if not lengths:
+        raise ValueError(f"--data {data}: there is no document in it; give lengths in tokens, as in [3000, 1200]")
+    return lengths

@@ -1,0 +1,289 @@
+"""Stages: how long a strategy takes, from its schedule alone: no instruction is made and no buffer placed.
+
+A rank goes through the stages as `hsap.compiler.lower` lays them out: it packs what it sends, starts the stage's
+rounds, computes while they run, waits for them and folds in what arrived. So a stage takes it the longer of its blocks
+and its rounds, and a round begins when both ends are there. What is done is said by the compiler's own passes (`order`,
+`relay`, `prefetch`, `rounds`, `trays`, `messages`, and lower's fusing of blocks); streams, buffers and copies for every
+intra rank are what is left out, so that 1,024 ranks are priced in the time of one column. Prices are the event clock's
+(`hsap.sim.cost`), a round at a time.
+
+What is shared is reckoned with as `hsap.tune.links` says; a host's cores bound the whole: it takes a column no less
+than all that its ranks want of them. What the event clock knows better: which message of a round has a port first, who
+meets whom on a card, when a core is free, and all-to-alls whose ranks are not there at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hsap.compiler.lower import kernels
+from hsap.compiler.messages import messages, packed
+from hsap.compiler.order import order
+from hsap.compiler.prefetch import prefetch
+from hsap.compiler.relay import relay
+from hsap.compiler.rounds import rounds_of
+from hsap.compiler.trays import NEVER, SpanTable, Trays, lay_out
+from hsap.ir.heads import HeadRun
+from hsap.ir.precision import Precision, row_bytes
+from hsap.ir.problem import Cluster, Problem
+from hsap.ir.program import Op, Role, Space
+from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.sort import distinct
+from hsap.ir.span import row_starts
+from hsap.sim.cost import Kernels, moving_seconds
+from hsap.tune.ends import Ends, rank_tokens
+from hsap.tune.links import PASSES, Links
+from hsap.tune.live import arena_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A strategy's price. seconds[mask][direction] of one layer; arena_bytes, tokens: of the rank with the most."""
+
+    seconds: tuple[tuple[float, float], ...]
+    arena_bytes: int
+    tokens: int
+
+    def layer_s(self, problem: Problem, direction: int) -> float:
+        """Seconds of one layer and direction, the mean over the model's layers."""
+        layers = [count for _, count in problem.masks]
+        return float(np.average([pair[direction] for pair in self.seconds], weights=layers))
+
+
+def price(problem: Problem, strategy: Strategy, cluster: Cluster | None = None) -> Priced:
+    """Price every mask and direction of a strategy on a cluster (None: the problem's).
+
+    strategy: what `hsap.planners.run` gave for this problem. Deterministic; takes time in proportion to the strategy's
+    blocks and transfers, and to the rounds of one column.
+    """
+    cluster = cluster or problem.cluster
+    problem = replace(problem, topology=strategy.topology or problem.topology, cluster=cluster)
+    table = SpanTable.of(strategy.shards, strategy.shards.spans)
+    columns = _columns(problem)
+    ends = Ends.of(problem, strategy.shards)
+    seconds, arena = [], 0
+    for pair in zip(strategy.forward, strategy.backward):
+        both = []
+        for schedule, direction in zip(pair, DIRECTIONS):
+            laid = _lay(problem, strategy, schedule, direction, table)
+            at_end, first = np.zeros(problem.topology.inter_sp), ends.enter_s(direction)
+            for share, members in columns:
+                at_end = np.maximum(at_end, _column(problem, laid, share, members))
+            both.append(float((first + at_end + ends.leave_s(direction)).max()))
+            arena = max(arena, arena_bytes(problem, laid, Cost(problem, laid, columns[0][0])))
+        seconds.append(tuple(both))
+    return Priced(tuple(seconds), arena, int(rank_tokens(problem, strategy.shards).max()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Laid:
+    """A schedule with what the compiler's passes say of it, in column terms.
+
+    starts: first row of each span of the table, see `row_starts`. messages: columns of `MESSAGE`, with places for
+    buffers. copies: what is packed at home before it leaves in one head group: columns role, rank, group, stage,
+    until, rows. on_q, on_kv: place of each entry of the schedule. lead: an entry of each kernel. work: what kernels do.
+    first_stage: of anything; num_stages: from there on.
+    """
+
+    direction: str
+    schedule: Schedule
+    num_groups: int
+    home_tokens: np.ndarray
+    starts: np.ndarray
+    trays: Trays
+    messages: dict[str, np.ndarray]
+    copies: dict[str, np.ndarray]
+    on_q: np.ndarray
+    on_kv: np.ndarray
+    lead: np.ndarray
+    work: Kernels
+    first_stage: int
+    num_stages: int
+
+    def tokens(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """Rows of ranges of the span table."""
+        return self.starts[stop] - self.starts[first]
+
+    def tray_tokens(self, tray: np.ndarray) -> np.ndarray:
+        """Rows of trays."""
+        return self.tokens(*self.trays.rows[tray].T)
+
+
+def _lay(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable) -> Laid:
+    shards, inter, num_groups = strategy.shards, problem.topology.inter_sp, strategy.num_groups
+    transfers = order(shards, schedule, direction)
+    if strategy.relay:
+        nodes = problem.node_of[:: problem.topology.intra_sp]
+        transfers = relay(shards, schedule, transfers, problem.heads, nodes)
+    if strategy.ahead:
+        transfers = prefetch(transfers, strategy.ahead)
+    moved = Transfers.join(*transfers)
+    trays, table = lay_out(table, inter, num_groups, direction, moved)
+    here, *rows = trays.find(shards, moved.role, moved.src, moved.shard, moved.group)
+    there, *to_rows = trays.find(shards, moved.role, moved.dst, moved.shard, moved.group)
+    sent = messages(moved, moved.group, rounds_of(moved, inter, 0), here, there, rows, to_rows)
+    leaving_home = np.flatnonzero(here < inter) if num_groups > 1 else np.zeros(0, np.int64)
+    q, kv, lead, borders, index = kernels(shards, schedule, trays)
+    owner = np.repeat(np.arange(len(lead)), np.diff(borders))
+    work = Kernels.of(schedule.blocks.slices[index], owner, len(lead), problem.cluster)
+    first = min(int(moved.stage.min(initial=0)), 0)
+    last = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0)))
+    home_tokens = np.bincount(shards.home, shards.tokens, inter).astype(np.int64)
+    return Laid(direction, schedule, num_groups, home_tokens, row_starts(table.spans), trays, sent,
+                _copies(shards, moved, leaving_home), q, kv, lead, work, first, last - first + 1)  # fmt: skip
+
+
+def _copies(shards, moved: Transfers, leaving_home: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {"role": moved.role, "rank": moved.src, "group": moved.group, "stage": moved.stage, "until": moved.until}
+    if not len(leaving_home):
+        return {name: column[:0] for name, column in columns.items()} | {"rows": np.zeros((0, 2), np.int64)}
+    lead, _, rows = packed(shards, moved, leaving_home)
+    return {name: column[lead] for name, column in columns.items()} | {"rows": np.stack(rows, axis=1)}
+
+
+def _columns(problem: Problem) -> list[tuple[HeadRun, list[int]]]:
+    """The columns that differ, as (share of heads, intra indices that have as many and lie on the same nodes)."""
+    intra = problem.topology.intra_sp
+    nodes = problem.node_of.reshape(-1, intra)
+    found: dict[tuple, tuple[HeadRun, list[int]]] = {}
+    for j, share in enumerate(problem.heads.shares(intra)):
+        found.setdefault((share.q_count, share.kv_count, nodes[:, j].tobytes()), (share, []))[1].append(j)
+    return list(found.values())
+
+
+def _column(problem: Problem, laid: Laid, share: HeadRun, members: list[int]) -> np.ndarray:
+    """When each InterSP rank is done, counted from when its inputs are there: float64 [inter_sp] seconds."""
+    cost, cluster, inter = Cost(problem, laid, share), problem.cluster, problem.topology.inter_sp
+    shape = (laid.num_stages, inter)
+    pack, work, fold = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    cost.add_kernels(work)
+    cost.add_packing(pack)
+    cost.add_folding(fold)
+    m = laid.messages
+    edges, which = distinct((m["round"] * inter + m["src"]) * inter + m["dst"])
+    lead = np.empty(len(edges), np.int64)
+    lead[which] = np.arange(len(which))
+    round_, src, dst, stage, until = (m[name][lead] for name in ("round", "src", "dst", "stage", "until"))
+    total = np.bincount(which, cost.message_bytes(), len(edges))
+    links = Links.of(problem, members, round_, src, dst, total)
+    launch_s = cluster.message_overhead_s * np.bincount(which, minlength=len(edges))
+    borders = np.searchsorted(round_, np.arange(int(round_.max(initial=-1)) + 2))
+    stages = (stage - laid.first_stage, until - laid.first_stage)
+    own = (pack, work, fold)
+    seconds = links.guess_s()
+    done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, cluster.comm_share)
+    for _ in range(PASSES if (links.cards >= 0).any() else 0):
+        seconds = links.corrected_s(start, seconds)
+        done, start = _run(*own, (src, dst, seconds, launch_s, *stages), borders, cluster.comm_share)
+    if cluster.cores is None:
+        return done
+    ends_s = np.zeros(inter)
+    for end in (src, dst):
+        np.add.at(ends_s, end, launch_s + cluster.comm_cores * links.alone_s)
+    return np.maximum(done, _host_s(problem, sum(each.sum(axis=0) for each in own) + ends_s, members))
+
+
+def _host_s(problem: Problem, core_s: np.ndarray, members: list[int]) -> np.ndarray:
+    """Seconds that each InterSP rank's host needs for all that its ranks want of its cores: float64 [inter_sp]."""
+    nodes = problem.node_of.reshape(-1, problem.topology.intra_sp)
+    wanted = np.bincount(nodes.ravel(), np.repeat(core_s, nodes.shape[1]))
+    return wanted[nodes[:, members[0]]] / problem.cluster.cores
+
+
+def _run(pack, work, fold, edges, borders, share_lost: float) -> tuple[np.ndarray, np.ndarray]:
+    """Go through the stages: when each rank is done, float64 [num_ranks]; when each edge starts, float64 [num_edges].
+
+    pack, work, fold: float64 [num_stages, num_ranks]. edges: source, destination and seconds of what a round carries
+    between two ranks, seconds that its launch takes of either end, and the stages in which it leaves and is waited for;
+    round by round at `borders`. share_lost: part of a rank's speed that it lacks while a round of its is under way.
+    """
+    src, dst, seconds, launch_s, stage_of, until = edges
+    start = np.zeros(len(src))
+    now, free, over_by = np.zeros(pack.shape[1]), np.zeros(pack.shape[1]), np.zeros(pack.shape)
+
+    def after(amount: np.ndarray) -> np.ndarray:
+        """When each rank has done so much more, its rounds being over at `free`."""
+        slowed = np.minimum(amount * (share_lost / (1 - share_lost)), np.maximum(free - now, 0.0) * share_lost)
+        return now + amount + slowed
+
+    g, num_rounds = 0, len(borders) - 1
+    for stage in range(len(pack)):
+        now = after(pack[stage])
+        while g < num_rounds and stage_of[borders[g]] == stage:
+            mine = slice(borders[g], borders[g + 1])
+            a, b = src[mine], dst[mine]
+            if launch_s[borders[g]]:
+                np.add.at(now, a, launch_s[mine])
+                np.add.at(now, b, launch_s[mine])
+            begun = np.maximum(free, now)
+            start[mine] = np.maximum(begun[a], begun[b])
+            over = start[mine] + seconds[mine]
+            # A round has a rank send once and receive once at most.
+            free = free.copy()
+            free[a] = over
+            free[b] = np.maximum(free[b], over)
+            awaited = over_by[until[borders[g]]]
+            awaited[a], awaited[b] = free[a], free[b]  # rounds of a rank end in their order
+            g += 1
+        now = np.maximum(after(work[stage]), over_by[stage])
+        now = after(fold[stage])
+    return now, start
+
+
+class Cost:
+    """Prices of one column's work, with the heads of its share."""
+
+    def __init__(self, problem: Problem, laid: Laid, share: HeadRun) -> None:
+        self.laid, self.cluster, self.dim = laid, problem.cluster, problem.heads.head_dim
+        self.precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
+        heads = problem.heads.groups(share, laid.num_groups) if laid.num_groups > 1 else [
+            (0, share.q_count, 0, share.kv_count)
+        ]  # fmt: skip
+        self.heads = np.array(heads, np.int64)
+
+    def rows(self, acc: bool) -> np.ndarray:
+        """Bytes in the arena of a row with its statistics, by role and head group: int64 [num_roles, num_groups]."""
+        out = np.zeros((max(Role) + 1, len(self.heads)), np.int64)
+        for role in Role:
+            if role != Role.NONE:
+                out[role] = sum(row_bytes(self.precision, role, Space.ARENA, acc, self.heads, self.dim))
+        return out
+
+    def message_bytes(self) -> np.ndarray:
+        """Bytes of each message: int64 [n]."""
+        m = self.laid.messages
+        return self.laid.tokens(m["first"], m["stop"]) * self.rows(False)[m["role"], m["group"]]
+
+    def add_kernels(self, work: np.ndarray) -> None:
+        """Add the attention kernels."""
+        laid, schedule = self.laid, self.laid.schedule
+        op = Op.ATTEND if laid.direction == "forward" else Op.ATTEND_GRAD
+        heads, which = self.heads[schedule.group[laid.lead]], np.arange(len(laid.lead))
+        seconds = laid.work.seconds(which, op, heads, self.dim, self.precision, self.cluster)
+        np.add.at(work, (schedule.stage[laid.lead] - laid.first_stage, schedule.rank[laid.lead]), seconds)
+
+    def add_packing(self, pack: np.ndarray) -> None:
+        """Add what is copied before it is sent: partial results, and inputs that leave home in one head group."""
+        laid, trays, narrow = self.laid, self.laid.trays, self.rows(False)
+        both = narrow + self.rows(True)
+        for role in OUTPUTS[laid.direction]:
+            full = np.flatnonzero(trays.stage[role] != NEVER)
+            num_bytes = laid.tray_tokens(full) * both[role, trays.group[full]]
+            at = trays.stage[role, full] - laid.first_stage, trays.rank[full]
+            np.add.at(pack, at, moving_seconds(self.cluster, Op.COPY, num_bytes))
+        copies = laid.copies
+        num_bytes = 2 * laid.tokens(*copies["rows"].T) * narrow[copies["role"], copies["group"]]
+        at = copies["stage"] - laid.first_stage, copies["rank"]
+        np.add.at(pack, at, moving_seconds(self.cluster, Op.COPY, num_bytes))
+
+    def add_folding(self, fold: np.ndarray) -> None:
+        """Add Merge and Sum of partial results where they arrive."""
+        m, row = self.laid.messages, self.rows(False) + 2 * self.rows(True)
+        for role in OUTPUTS[self.laid.direction]:
+            mine = slice(*np.searchsorted(m["role"], (role, role + 1)))
+            first, stop, until, dst, group = (m[name][mine] for name in ("first", "stop", "until", "dst", "group"))
+            num_bytes = self.laid.tokens(first, stop) * row[role, group]
+            op = Op.MERGE if role == Role.O else Op.SUM
+            np.add.at(fold, (until - self.laid.first_stage, dst), moving_seconds(self.cluster, op, num_bytes))

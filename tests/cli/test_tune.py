@@ -1,0 +1,111 @@
+"""`hsap tune` at its door."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hsap.cli import main, tune
+
+PROJECT = Path(__file__).resolve().parents[2]
+SMALL = ["--cluster", "cpu-gloo", "--ranks-per-node", "2", "--seq-len", "256", "--global-batch-tokens", "512"]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project folder of its own, where experiments may be written."""
+    shutil.copytree(PROJECT / "configs", tmp_path / "configs")
+    (tmp_path / "datasets").symlink_to(PROJECT / "datasets")
+    monkeypatch.setattr(tune, "PROJECT", tmp_path)
+    return tmp_path
+
+
+def lengths(folder: Path, batches) -> str:
+    path = folder / "lengths.json"
+    path.write_text(json.dumps(batches), encoding="utf-8")
+    return str(path)
+
+
+def test_a_table_figures_and_an_experiment(project, capsys) -> None:
+    data = lengths(project, [[100, 90], {"sequences": [[256], [7, 1, 120]]}])
+    common = ["tune", "--model", "tiny", "--data", data, *SMALL, "--planners", "sap", "--top", "3"]
+    assert main([*common, "-o", "mine"]) == 0
+    out = capsys.readouterr().out
+    path = project / "configs" / "experiment" / "mine.yaml"
+    assert "tiny on 1 x cpu-gloo" in out and "tokens/s" in out and str(path) in out
+    assert "By `hsap tune`: tiny on 1 x cpu-gloo" in path.read_text(encoding="utf-8")
+    assert main([*common, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["ranks"] == 2 and figures["packs_per_step"] == 2 and figures["rows"]
+    assert figures["rows"][0]["tokens_per_s"] >= figures["rows"][-1]["tokens_per_s"] > 0
+
+
+def test_a_cluster_may_be_a_file(project, capsys) -> None:
+    file = project / "mine.yaml"
+    file.write_text((PROJECT / "configs" / "cluster" / "dgx-a100.yaml").read_text().replace("40.0e+9", "80.0e+9"))
+    file.write_text(file.read_text().replace("name: dgx-a100", "name: mine"), encoding="utf-8")
+    asked = ["tune", "--model", "tiny", *SMALL, "--cluster", str(file), "--planners", "sap", "--top", "1"]
+    assert main([*asked, "-o", "own"]) == 0
+    assert "1 x mine (2 ranks of 74.5 GiB" in capsys.readouterr().out
+    written = (project / "configs" / "experiment" / "own.yaml").read_text(encoding="utf-8")
+    assert "capacity_bytes: 80000000000.0" in written and "override /cluster" not in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--model", "nobody"], "--model: unknown name 'nobody'; known models are gpt-30b"),
+        (["--cluster", "abacus"], "unknown preset 'abacus'"),
+        (["--data", "nothing"], "neither a file F.json nor the name of a dataset"),
+        (["--data", "none.json"], "No such file"),
+        (["--nodes", "0"], "--nodes is 0"),
+        (["--planners", "auto"], "unknown name 'auto'"),
+        (["--global-batch-tokens", "9"], "less than one pack"),
+        (["--seq-len", "16777216", "--global-batch-tokens", "16777216"], "nothing that is legal fits"),
+    ],
+)
+def test_errors_are_one_paragraph(arguments, told, capsys) -> None:
+    assert main(["tune", "--model", "tiny", *SMALL, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+
+
+def test_a_corpus_without_documents_is_refused(tmp_path, capsys) -> None:
+    assert main(["tune", "--model", "tiny", *SMALL, "--data", lengths(tmp_path, [])]) == 2
+    assert "there is no document in it" in capsys.readouterr().err
+
+
+def test_it_loads_no_torch() -> None:
+    code = (
+        "import sys; from hsap.cli import main; main(sys.argv[1:]);"
+        "print([m for m in ('torch', 'deepspeed', 'hydra') if m in sys.modules])"
+    )
+    asked = ["tune", "--model", "tiny", *SMALL, "--planners", "sap", "--json"]
+    done = subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_the_experiment_trains_and_trials_are_measured(tmp_path, capsys) -> None:
+    name = "tuned-by-a-test"
+    path = PROJECT / "configs" / "experiment" / f"{name}.yaml"
+    data = lengths(tmp_path, [[100, 90, 256, 7, 1, 120] * 3])
+    asked = ["tune", "--model", "tiny", "--data", data, *SMALL, "--planners", "sap", "--top", "1", "--json"]
+    try:
+        assert main([*asked, "--measure", "-o", name]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        assert row["measured"] > 0, row["measured"]
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+             "--nproc-per-node=2", str(PROJECT / "train.py"), f"+experiment={name}", "train.steps=2",
+             "train.eval_every=0", "train.tensorboard=false", f"out={tmp_path / 'run'}"],
+            capture_output=True, text=True, cwd=PROJECT, timeout=600,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    finally:
+        path.unlink(missing_ok=True)
+    steps = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(step)["step"] for step in steps] == [1, 2]
