@@ -50,7 +50,7 @@ def _add_paper(what) -> None:
         metavar="NAME",
         help=f"of {', '.join(PAPER_TABLES)}: HSAP's tables (5: its figure), DCP's figures 13 and 14 (default: all)",
     )
-    command.add_argument("--seeds", type=int, default=2, metavar="N", help="packs of each kind (default 2)")
+    command.add_argument("--seeds", type=int, default=3, metavar="N", help="packs of each kind (default 3)")
     command.add_argument("--json", action="store_true", help="print the tables as JSON and nothing else")
     command.set_defaults(run=_paper)
 

@@ -116,9 +116,12 @@ def test_hybrid_packs_have_a_line_with_both_readings_of_distflash() -> None:
     cell = {"max_seq_len": 2048, "sp": 2, "distflash": 10.0, "sap": 4.0}
     figure = hybrid._hybrid(cell, CLUSTER, lambda kind, tokens, seed: [tokens // 2, tokens // 2], 1)
     assert figure["published"] == 0.4
-    # No document spans two ranks: nothing to plan differently, nothing to send, a quarter of the blind one's pairs.
-    assert figure["ours"]["low"] == figure["ours"]["high"] == pytest.approx(1.0)
-    assert figure["ours_blind"]["high"] < 1.0 and figure["blind_received_bytes"] > 0
+    # No document spans two ranks: nothing to plan differently, nothing to send, half of the blind one's pairs.
+    for reading in (hybrid.SKIPS, hybrid.BY_AREA):
+        assert figure["readings"][reading]["ours"]["low"] == pytest.approx(1.0)
+        assert figure["readings"][reading]["ours"]["high"] == pytest.approx(1.0)
+    assert figure["readings"][hybrid.BLIND]["ours"]["high"] < 1.0 and figure["blind_received_bytes"] > 0
+    assert all(len(part["by_kind"]) == len(hybrid.KINDS) for part in figure["readings"].values())
 
 
 def test_ulysses_needs_a_head_for_every_gpu() -> None:
@@ -138,6 +141,7 @@ def test_means_and_speed_ups_of_methods_by_hand() -> None:
     figure, over = masks._causal(0.5, 2.45, found)
     assert figure["next_best"] == "TE" and figure["mean_s"]["TE"] == 3.0 and figure["mean_s"]["RFA ring"] == 5.0
     assert over["DCP"].values == (1.5, 3.0) and over["LT"].values == (2.0, 2.0)
+    assert over["DCP"].middle == pytest.approx((3.0 + 3.0) / (2.0 + 1.0))
     assert figure["agreement"] == "inside our range"
     assert figure["directions_s"]["DCP"] == {"forward": 0.75, "backward": 0.75}
 

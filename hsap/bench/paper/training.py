@@ -24,6 +24,8 @@ HEADS = HeadShape(MODEL.num_q_heads, MODEL.num_kv_heads, MODEL.head_dim, "bf16")
 CLUSTER, GPUS = "hgx-a100-80g", 8
 STAND_INS = {"fineweb": "fineweb", "pajama": "openwebtext", "ultrachat": "ultrachat"}
 """Data sets whose lengths we draw for the paper's: SlimPajama's own lengths we don't have."""
+SAP = ("sap", "blocks")
+"""HSAP's planner, counting blocks as its section 3.2 does."""
 MEAN_OVER_TOKENS = 1 << 22
 
 
@@ -54,10 +56,10 @@ def table4(draw: Draw, seeds: int) -> Table:
             "Llama-2 7B in bf16 (the paper: \"LLaMA2 and its variants\") on one HGX of 8 A100-80G, ZeRO 3, layers "
             "recomputed in backward; a step is one pack of the context's length; the stage model's step around "
             "attention by the event clock",
-            "packing attends over a pack as one document, planned by distflash, at the same topology; HSAP is sap, "
-            "which knows the documents; batching attends over one document at a time, padded to the context, so that "
-            "its step takes packing's time (the paper's iterations per second are the same, too) and only the "
-            "document's own tokens count",
+            "packing attends over a pack as one document, planned by distflash, at the same topology; HSAP knows the "
+            "documents and counts blocks, as section 3.2 has it (sap:balance=blocks)",
+            "batching attends over one document at a time, padded to the context, so that its step takes packing's "
+            "time (the paper's iterations per second are the same, too) and only the document's own tokens count",
             f"lengths: {', '.join(f'{ours} for {theirs}' for theirs, ours in STAND_INS.items())} (openwebtext stands "
             f"in for SlimPajama), longer documents cut to the context; {seeds} packs each",
         ),
@@ -71,9 +73,12 @@ def _topology(text: str) -> Topology:
     return Topology(inter, intra)
 
 
-def _seconds(lengths: Sequence[int], topology: Topology, cluster: Cluster, planner: str) -> float:
+def _seconds(
+    lengths: Sequence[int], topology: Topology, cluster: Cluster, planner: str, balance: str | None = None
+) -> float:
     """Seconds of a step of one pack."""
-    timeline = priced(lengths, HEADS, topology, cluster, planner)
+    options = {} if balance is None else {"balance": balance}
+    timeline = priced(lengths, HEADS, topology, cluster, planner, **options)
     attention_s = (timeline.seconds("forward"), timeline.seconds("backward"))
     setting = Setting(1, topology, planner, 3, MODEL.checkpointing, 1, 1)
     return step_s(MODEL, setting, cluster, [[MicroStep(attention_s, int(timeline.plan.tokens_per_rank.max()))]])
@@ -88,7 +93,7 @@ def _cell(cell: dict, cluster: Cluster, draw: Draw, seeds: int, packing_s: float
     context, dataset = cell["context"], STAND_INS[cell["dataset"]]
     topology = _topology(cell["topology"])
     hsap = Spread.of(
-        [packing_s / _seconds(draw(dataset, context, seed), topology, cluster, "sap") for seed in range(seeds)]
+        [packing_s / _seconds(draw(dataset, context, seed), topology, cluster, *SAP) for seed in range(seeds)]
     )
     # The last document drawn is cut to fill the draw.
     batching = Spread.of([real_part(draw(dataset, MEAN_OVER_TOKENS, seed)[:-1], context) for seed in range(seeds)])
