@@ -129,8 +129,8 @@ def _pack(draw: Draw, scale: float, seed: int) -> list[int]:
 def _pack_words(seeds: int) -> tuple[str, ...]:
     return (
         f"packs of {TOKENS:,} tokens: lengths drawn from a sample of LongDataCollections, times the scale, in the "
-        f"order drawn, the last one cut to fit; {seeds} packs a scale where the paper has 200 batches; speed-ups are of "
-        "mean times (lowest to highest of a pack)",
+        f"order drawn, the last one cut to fit; {seeds} packs a scale where the paper has 200 batches; speed-ups are "
+        "of mean times (lowest to highest of a pack)",
     )
 
 
