@@ -45,7 +45,7 @@ def test_a_table_figures_and_an_experiment(project, capsys) -> None:
 
 def test_a_cluster_may_be_a_file(project, capsys) -> None:
     file = project / "mine.yaml"
-    file.write_text((PROJECT / "configs" / "cluster" / "dgx-a100.yaml").read_text().replace("40.0e+9", "80.0e+9"))
+    file.write_text((PROJECT / "configs" / "cluster" / "dgx-a100.yaml").read_text().replace("42.3e+9", "80.0e+9"))
     file.write_text(file.read_text().replace("name: dgx-a100", "name: mine"), encoding="utf-8")
     asked = ["tune", "--model", "tiny", *SMALL, "--cluster", str(file), "--planners", "sap", "--top", "1"]
     assert main([*asked, "-o", "own"]) == 0

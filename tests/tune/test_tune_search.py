@@ -158,7 +158,7 @@ def test_rows_that_leave_little_are_marked(found) -> None:
     assert "!" in "".join(table.cells(tight, row)) and "!" not in "".join(table.cells(roomy, row))
     device = clusters.read("dgx-a100")
     told = table.text(replace(found, job=replace(found.job, cluster=replace(device, num_nodes=1))))
-    assert "8 ranks of 37.3 GiB, 3.9 of them a reserve" in told
+    assert "8 ranks of 39.4 GiB, 4.0 of them a reserve" in told
 
 
 def test_the_experiment_composes_to_the_row(found, tmp_path) -> None:
