@@ -199,8 +199,8 @@ def _causal_findings(figures: Sequence[dict]) -> tuple[str, ...]:
         f"{means[0]:.2f} at scale {first['scale']:g} to {means[-1]:.2f} at {last['scale']:g}; the paper's falls to "
         "about 1",
         f"the next best baseline is {' or '.join(sorted({f['next_best'] for f in figures}))}, in the paper LT at scale "
-        f"0.5; the slowest is {' or '.join(worst)}, in the paper RFA: padding a pack to its longest document multiplies "
-        "LT's work by more than the paper's times allow, so its batches must pad less than ours",
+        f"0.5; the slowest is {' or '.join(worst)}, in the paper RFA: padding a pack to its longest document "
+        "multiplies LT's work by more than the paper's times allow, so its batches must pad less than ours",
         f"over LT without padding DCP gains {unpadded[0]:.2f} at scale {first['scale']:g}, where the paper has "
         f"{first['published']:g} over LT, and {unpadded[-1]:.2f} at {last['scale']:g}, where the paper has them close. "
         "There each rank fetches long documents' KV for itself over shared cards, which a double ring brings to a node "
