@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "models": {"ir", "keys"},
     "data": {"ir", "api"},
     "view": {"ir", "sim"},
-    "bench": {"ir", "clusters", "sim", "runtime"},
+    "bench": {"ir", "clusters", "api", "compiler", "planners", "sim", "runtime", "models", "tune"},
     "tune": {"ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},
     "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
