@@ -11,12 +11,10 @@ import numpy as np
 
 from hsap.bench.measure import ROWS
 from hsap.ir.cluster import Cluster
-from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.heads import HeadShape
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.program import Op, Role, Space
-from hsap.ir.slice import K0, K1, Q0, Q1
-from hsap.sim.cost import ADDED, added_bytes, kernel_pieces, part_of_rate, tiled_pairs
+from hsap.sim.cost import Kernels
 
 DIAGONALS = (16, 32, 64, 128, 256, 512)
 FULL_ROWS = 128
@@ -100,19 +98,12 @@ def _rows_efficiency(samples: list, heads: HeadShape, base: Cluster) -> tuple[tu
     return tuple(zip(ROWS, np.clip(rate / peak, 0.01, 1.0).tolist()))
 
 
-def _terms(op: Op, table: np.ndarray, heads: HeadShape, cluster: Cluster) -> tuple[float, float, float, float]:
-    """What a kernel's time is a sum of: (kernels, pieces, bytes that are folded, operations over the part of rate)."""
-    pieces, _ = kernel_pieces(table, np.zeros(len(table), np.int64), cluster.narrow_tokens)
-    q_rows, k_rows = pieces[:, Q1] - pieces[:, Q0], pieces[:, K1] - pieces[:, K0]
-    pairs = tiled_pairs(pieces, cluster.tile_tokens, cluster.diagonal_tokens) / part_of_rate(q_rows, cluster)
-    work = FLOPS_PER_PAIR[op] * heads.head_dim * heads.num_q_heads * float(pairs.sum())
-    run = np.array([0, heads.num_q_heads, 0, heads.num_kv_heads])
-    folded = sum(
-        float((k_rows if role == Role.DKV else q_rows).sum())
-        * float(added_bytes(Precision.of(heads.dtype), role, run, heads.head_dim))
-        for role in ADDED[op]
-    )
-    return 1.0, float(len(pieces)), folded, work
+def _terms(op: Op, table: np.ndarray, heads: HeadShape, cluster: Cluster) -> np.ndarray:
+    """What the simulator takes the time of one kernel for: float64 [4], see `Kernels.terms`."""
+    lone = np.zeros(1, np.int64)
+    work = Kernels.of(table, np.zeros(len(table), np.int64), 1, cluster)
+    every = np.array([heads.all_heads])
+    return work.terms(lone, op, every, heads.head_dim, Precision.of(heads.dtype), cluster)[0]
 
 
 def _moved(what: str, rows: int, heads: HeadShape) -> float:
@@ -132,9 +123,8 @@ def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
     rows, seconds, names = [], [], []
     for direction, (op, of_op) in enumerate(zip(_OPS, samples)):
         for kind, _, table, measured in of_op:
-            kernel, pieces, folded, work = _terms(op, np.array(table), heads, cluster)
             row = np.zeros(7)
-            row[[0, 1 + direction, 3 + direction, 5 + direction]] = kernel, pieces, folded, work
+            row[[0, 1 + direction, 3 + direction, 5 + direction]] = _terms(op, np.array(table), heads, cluster)
             rows.append(row)
             seconds.append(measured)
             names.append(f"{('attend', 'attend grad')[direction]} {kind}")

@@ -55,9 +55,9 @@ class Cluster:
     where a partial output is merged; exchange_bytes_per_s: where an AllToAll reorders; attend_bytes_per_s,
     attend_grad_bytes_per_s: where a kernel's result is folded into accumulators (None: as memory).
 
-    Sharing. comm_share: part of a device that communication takes from compute while bytes flow. cores: processor cores
-    that a node's ranks share (None: every rank has its own device); comm_cores: cores that either end of a message
-    keeps busy while its bytes flow.
+    Sharing. comm_share: part of a device that communication takes from compute while a round is in progress on its
+    rank, waiting included. cores: processor cores that a node's ranks share (None: every rank has its own device);
+    comm_cores: cores that either end of a message keeps busy while its bytes flow.
     """
 
     name: str = "nodes-of-8"

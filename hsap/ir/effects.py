@@ -77,6 +77,30 @@ def wait_of(programs: Programs) -> np.ndarray:
     return out
 
 
+def partners(programs: Programs) -> np.ndarray:
+    """Index of the receive that a send meets, and of the send that a receive meets: int64 [n], -1 elsewhere.
+
+    Between two ranks the transfers of a round meet in the order in which either side lists them. Of what is no half of
+    a pair nothing is said; the verifier, which judges that, finds pairs in a way of its own.
+    """
+    out = np.full(len(programs), -1, np.int64)
+    sends, receives = (np.flatnonzero(programs.op == op) for op in (Op.SEND, Op.RECV))
+    rank, peer, round_ = programs.rank, programs.peer.astype(np.int64), programs.round
+
+    def ordered(index: np.ndarray, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        keys = (src[index] * programs.num_ranks + dst[index]) << 31 | round_[index]
+        order = order_of(keys)
+        return keys[order], index[order]
+
+    keys, sends = ordered(sends, rank, peer)
+    wanted, receives = ordered(receives, peer, rank)
+    place = np.arange(len(keys)) - np.searchsorted(keys, keys) + np.searchsorted(wanted, keys)
+    met = place < np.searchsorted(wanted, keys, side="right")
+    sends, receives = sends[met], receives[place[met]]
+    out[sends], out[receives] = receives, sends
+    return out
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Flows:
     """Every message between two ranks as columns, in instruction order: int64 [n] each.

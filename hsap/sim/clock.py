@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.ir.effects import Flows
+from hsap.ir.effects import Flows, partners
 from hsap.ir.program import Op, Programs
 from hsap.ir.sort import order_of
 from hsap.sim import events
@@ -191,7 +191,7 @@ def _wires(programs: Programs, rounds: _Rounds, carried: Flows, messages: Messag
     is_send = programs.op[at] == Op.SEND
     src = rounds.find(at_rank[at], programs.round[at])
     receive = np.full(len(at), -1)
-    receive[is_send] = _receives(programs, at[is_send], dst_rank[is_send])
+    receive[is_send] = partners(programs)[at[is_send]]
     met = ~is_send | (receive >= 0)
     dst = np.where(met, rounds.find(dst_rank, programs.round[at]), -1)
     halves = np.flatnonzero((programs.op == Op.SEND) | (programs.op == Op.RECV))
@@ -217,22 +217,6 @@ def _wires(programs: Programs, rounds: _Rounds, carried: Flows, messages: Messag
         by_round % max(len(src), 1),
         left,
     )
-
-
-def _receives(programs: Programs, sends: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Find the receive that each send meets: the same round, and the same place between the two ranks; -1 for none."""
-    receives = np.flatnonzero(programs.op == Op.RECV)
-    ranks = programs.num_ranks
-    keys = (programs.rank[sends] * ranks + dst) << 31 | programs.round[sends]
-    wanted = (programs.peer[receives].astype(np.int64) * ranks + programs.rank[receives]) << 31
-    wanted |= programs.round[receives]
-    by_key, by_wanted = order_of(keys), order_of(wanted)
-    keys, wanted = keys[by_key], wanted[by_wanted]
-    place = np.arange(len(keys)) - np.searchsorted(keys, keys) + np.searchsorted(wanted, keys)
-    found = place < np.searchsorted(wanted, keys, side="right")
-    out = np.full(len(sends), -1)
-    out[by_key[found]] = receives[by_wanted[place[found]]]
-    return out
 
 
 def _next_on(port: np.ndarray) -> np.ndarray:

@@ -131,23 +131,35 @@ class Kernels:
         columns = (None, pairs, q_rows, k_rows, tiles)
         return cls(*(np.bincount(owner, column, num_kernels) for column in columns))
 
+    def terms(
+        self, which: np.ndarray, op: Op, heads: np.ndarray, head_dim: int, precision: Precision, cluster: Cluster
+    ) -> np.ndarray:
+        """What the seconds of kernels `which`, int64 [n], are sums of, each at a price of its own: float64 [n, 4].
+
+        Columns: 1 where anything is computed, else 0; pieces; bytes on their way into accumulators; operations, more of
+        them where less than the kernel's rate is reached. heads: [n, 4].
+        """
+        count, pairs, tiles = self.pieces[which], self.pairs[which], self.tiles[which]
+        num_heads = heads[:, 1].astype(np.int64)
+        if cluster.num_units is not None:
+            pairs = pairs * np.maximum(cluster.num_units / np.maximum(tiles * num_heads, 1), 1.0)
+        work = FLOPS_PER_PAIR[op] * head_dim * num_heads * pairs
+        folded = np.zeros(len(which))
+        for role in ADDED[op]:
+            rows = (self.k_rows if role == Role.DKV else self.q_rows)[which]
+            folded += rows * added_bytes(precision, role, heads, head_dim)
+        return np.stack([(count > 0).astype(float), count, folded, work], axis=1)
+
     def seconds(
         self, which: np.ndarray, op: Op, heads: np.ndarray, head_dim: int, precision: Precision, cluster: Cluster
     ) -> np.ndarray:
         """Seconds of kernels `which`, int64 [n], for these heads, [n, 4], with what they add to accumulators."""
-        count, pairs, tiles = self.pieces[which], self.pairs[which], self.tiles[which]
-        num_heads = heads[:, 1].astype(np.int64)
+        kernel, pieces, folded, work = self.terms(which, op, heads, head_dim, precision, cluster).T
         a_piece = cluster.grad_slice_overhead_s if op == Op.ATTEND_GRAD else None
-        seconds = count * (cluster.slice_overhead_s if a_piece is None else a_piece)
-        seconds += np.where(count > 0, cluster.kernel_overhead_s, 0.0)
-        if cluster.num_units is not None:
-            pairs = pairs * np.maximum(cluster.num_units / np.maximum(tiles * num_heads, 1), 1.0)
         efficiency = cluster.attend_efficiency if op == Op.ATTEND else cluster.attend_grad_efficiency
-        seconds += FLOPS_PER_PAIR[op] * head_dim * num_heads * pairs / (cluster.flops_per_s * efficiency)
-        for role in ADDED[op]:
-            rows = (self.k_rows if role == Role.DKV else self.q_rows)[which]
-            seconds += rows * added_bytes(precision, role, heads, head_dim) / fold_rate(cluster, op)
-        return seconds
+        seconds = kernel * cluster.kernel_overhead_s
+        seconds += pieces * (cluster.slice_overhead_s if a_piece is None else a_piece)
+        return seconds + folded / fold_rate(cluster, op) + work / (cluster.flops_per_s * efficiency)
 
 
 def added_bytes(precision: Precision, role: int, heads: np.ndarray, head_dim: int) -> np.ndarray:

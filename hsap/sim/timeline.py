@@ -15,6 +15,7 @@ from hsap.ir.schedule import DIRECTIONS
 from hsap.sim.clock import Times, tick
 from hsap.sim.cost import Messages, compute_seconds, opening_seconds
 from hsap.sim.share import Shares
+from hsap.sim.spent import spent
 
 ATTENDING, MOVING, WAITING, IDLE = "█▒·—"
 """Cells of the chart: attention, other work on the compute stream, waiting for messages, done before others are."""
@@ -24,22 +25,34 @@ ATTENDING, MOVING, WAITING, IDLE = "█▒·—"
 class Trace:
     """One mask and direction of a plan on the time axis.
 
-    seconds: float64 [n], what each instruction costs its compute stream at full speed, a rank's first one
-    with what comes before its stream. times: when, see `Times`.
-    busy_s, exposed_s, idle_s: float64 [num_ranks] that add up to makespan_s: a rank computes, waits for messages, is
-    done before the last rank. peak_bytes: int64 [num_ranks], the arena that is used.
+    seconds: float64 [n], what each instruction costs its compute stream at full speed, a rank's first one with what
+    comes before its stream. times: when, see `Times`. spent_s: float64 [num_ranks, 5], what each rank's makespan_s goes
+    to, see `hsap.sim.spent`. peak_bytes: int64 [num_ranks], the arena that is used.
     """
 
     programs: Programs
     seconds: np.ndarray
     times: Times
     makespan_s: float
-    busy_s: np.ndarray
-    exposed_s: np.ndarray
-    idle_s: np.ndarray
+    spent_s: np.ndarray
     intra_bytes: int
     inter_bytes: int
     peak_bytes: np.ndarray
+
+    @property
+    def busy_s(self) -> np.ndarray:
+        """Seconds that each rank computes: float64 [num_ranks]."""
+        return self.spent_s[:, :2].sum(axis=1)
+
+    @property
+    def exposed_s(self) -> np.ndarray:
+        """Seconds that each rank waits for messages: float64 [num_ranks]."""
+        return self.spent_s[:, 2]
+
+    @property
+    def idle_s(self) -> np.ndarray:
+        """Seconds that each rank is done before the last one: float64 [num_ranks]."""
+        return self.spent_s[:, 3:].sum(axis=1)
 
     def summary(self) -> dict:
         """Figures as JSON values; seconds of one layer."""
@@ -121,8 +134,9 @@ class Timeline:
 def simulate(plan: Plan, cluster: Cluster) -> Timeline:
     """Run a plan against the clock on a cluster, which may be another than the problem's.
 
-    Deterministic; every time is the exact maximum over what must happen before. ValueError: the cluster has too few
-    nodes, or the streams don't end (those of a verified plan do).
+    Deterministic. Where ranks share nothing, every time is the exact maximum over what must happen before; else also of
+    how fast things go meanwhile, see `hsap.sim.clock`. ValueError: the cluster has too few nodes, or the streams don't
+    end (those of a verified plan do).
     """
     node_of = replace(plan.problem, cluster=cluster).node_of
     traces = tuple(
@@ -139,19 +153,12 @@ def _trace(plan: Plan, programs: Programs, slices: np.ndarray, cluster: Cluster,
     carried = flows(plan, programs)
     messages = Messages.of(carried, node_of, cluster)
     times = tick(programs, seconds, carried, messages, Shares.of(cluster, programs.num_ranks))
-    makespan_s = float(max(times.end.max(initial=0.0), np.nanmax(times.comm_end, initial=0.0)))
-    rank, num_ranks = programs.rank, programs.num_ranks
-    busy_s = np.bincount(rank, times.worked - times.start, num_ranks)
-    exposed_s = np.bincount(rank, times.end - times.worked, num_ranks)
     inter_bytes = int(carried.num_bytes[messages.crosses].sum())
     return Trace(
         programs,
         seconds,
         times,
-        makespan_s,
-        busy_s,
-        exposed_s,
-        np.maximum(makespan_s - busy_s - exposed_s, 0.0),
+        *spent(programs, times),
         int(carried.num_bytes.sum()) - inter_bytes,
         inter_bytes,
         programs.arena_bytes(),

@@ -129,7 +129,10 @@ def _few_rounds(s: Stream) -> tuple[np.ndarray, int]:
 
 
 def paired(s: Stream) -> Iterator[Found]:
-    """The sends and receives of a round meet: same positions, heads and role, in the same order at both ends."""
+    """The sends and receives of a round meet: same positions, heads and role, in the same order at both ends.
+
+    Pairs are found here and not by `effects.partners`: what runs on pairs mustn't be judged by the same code.
+    """
     p, num_ranks = s.programs, s.plan.num_ranks
     sends, receives = s.where(Op.SEND), s.where(Op.RECV)
     rank, peer = s.code[RANK], s.code[PEER]

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hsap.ir.effects import partners
 from hsap.ir.program import Op, Role
 from hsap.ir.schedule import DIRECTIONS
-from hsap.view.course import Course, partners
+from hsap.view.course import Course
 from hsap.view.scene import Scene
 
 US = 1e6

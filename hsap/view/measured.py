@@ -30,11 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hsap.ir.effects import wait_of
+from hsap.ir.effects import partners, wait_of
 from hsap.ir.plan import Plan
 from hsap.ir.program import Op, Programs
 from hsap.ir.schedule import DIRECTIONS
-from hsap.view.course import Course, partners
+from hsap.sim.clock import Times
+from hsap.view.course import Course
 
 _NUMBERS = {"group": 0, "rank": None, "step": None, "micro": 0, "layer": None, "mask": 0}
 """Integer fields of a line, with what stands for one that is left out (None: it may not be)."""
@@ -142,7 +143,7 @@ def _course(folder: Path, plan: Plan, mask: int, direction: int, lines: list[dic
     start, end, comm_start, comm_end = columns
     _fill(programs, start, end, comm_start, comm_end)
     stands = (programs.op == Op.WAIT) | (programs.op == Op.ALL_TO_ALL)
-    return Course.of(programs, start, end, comm_start, comm_end, np.where(stands, 0.0, end - start))
+    return Course.of(programs, Times(start, np.where(stands, start, end), end, comm_start, comm_end))
 
 
 def _times(line: dict, name: str, count: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.block import cut_blocks
-from hsap.ir.effects import flows, touches
+from hsap.ir.effects import flows, partners, touches
 from hsap.ir.mask import Mask
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.plan import Plan
@@ -17,9 +17,10 @@ from hsap.ir.schedule import DIRECTIONS, Chart
 from hsap.ir.slice import K0, Q0, Kind, kinds
 from hsap.ir.spelling import MNEMONICS
 from hsap.ir.summary import summary
+from hsap.sim.spent import PARTS
 from hsap.sim.timeline import Timeline
 from hsap.view.columns import Columns
-from hsap.view.course import PARTS, Course, partners
+from hsap.view.course import Course
 from hsap.view.measured import Run
 
 TICKS = 1 << 26

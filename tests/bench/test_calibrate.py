@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hsap.bench.measure import MANY, MEMORY_ROWS, MESSAGES, ROWS, shapes
 from hsap.cli import main
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
+from hsap.ir.precision import Precision
 from hsap.ir.program import Op
 from hsap.ir.slice import canonical, slices
+from hsap.sim.cost import Kernels
 
 HEADS = HeadShape(8, 2, 64, "fp32")
 TRUE = Cluster(
@@ -42,56 +45,60 @@ TRUE = Cluster(
 )
 
 
-def kernel_seconds(direction: int, table: np.ndarray) -> float:
-    _, pieces, folded, work = fit._terms((Op.ATTEND, Op.ATTEND_GRAD)[direction], table, HEADS, TRUE)
-    piece, fold, part = (
-        (TRUE.slice_overhead_s, TRUE.attend_bytes_per_s, TRUE.attend_efficiency),
-        (TRUE.grad_slice_overhead_s, TRUE.attend_grad_bytes_per_s, TRUE.attend_grad_efficiency),
-    )[direction]
-    return TRUE.kernel_overhead_s + pieces * piece + folded / fold + work / (TRUE.flops_per_s * part)
+DEVICE = replace(TRUE, tile_tokens=64, narrow_tokens=None, num_units=132, cores=None, comm_cores=0.0)
+"""A device of many processors that short slices leave partly empty."""
 
 
-def made_up() -> dict:
-    """Microbenchmarks of a machine that is exactly as TRUE says."""
+def kernel_seconds(direction: int, table: np.ndarray, cluster: Cluster) -> float:
+    """What the simulator takes the kernel to need: what is fitted is to say the same again."""
+    work = Kernels.of(table, np.zeros(len(table), np.int64), 1, cluster)
+    op, every = (Op.ATTEND, Op.ATTEND_GRAD)[direction], np.array([HEADS.all_heads])
+    return float(work.seconds(np.array([0]), op, every, HEADS.head_dim, Precision.of(HEADS.dtype), cluster)[0])
+
+
+def made_up(cluster: Cluster) -> dict:
+    """Microbenchmarks of a machine that is exactly as the cluster says."""
     rates = {
-        **dict.fromkeys(("copy", "sum"), TRUE.memory_bytes_per_s),
-        "merge": TRUE.merge_bytes_per_s,
-        "exchange": TRUE.exchange_bytes_per_s,
+        **dict.fromkeys(("copy", "sum"), cluster.memory_bytes_per_s),
+        "merge": cluster.merge_bytes_per_s,
+        "exchange": cluster.exchange_bytes_per_s,
     }
     kernels = [
-        [kind, direction, table.tolist(), kernel_seconds(direction, table)]
+        [kind, direction, table.tolist(), kernel_seconds(direction, table, cluster)]
         for kind, rows in shapes()
         for table in [canonical(slices(rows))]
         for direction in range(2)
     ]
     memory = [
-        [what, rows, TRUE.kernel_overhead_s + fit._moved(what, rows, HEADS) / rate]
+        [what, rows, cluster.kernel_overhead_s + fit._moved(what, rows, HEADS) / rate]
         for rows in MEMORY_ROWS
         for what, rate in rates.items()
     ]
-    # Two ends of 0.6 cores each way: two messages want 2.4 of the 2 cores.
-    both = TRUE.intra_bytes_per_s * (TRUE.duplex / 2) * (2 / 2.4)
-    fixed = TRUE.intra_latency_s + TRUE.message_overhead_s
+    # On a host two ends of 0.6 cores each way: two messages want 2.4 of the 2 cores.
+    both = cluster.intra_bytes_per_s * (cluster.duplex / 2) * (1 if cluster.cores is None else 2 / 2.4)
+    fixed = cluster.intra_latency_s + cluster.message_overhead_s
     return {
-        "matmul": TRUE.flops_per_s,
+        "matmul": cluster.flops_per_s,
         "kernels": kernels,
         "memory": memory,
-        "hops": [[n, fixed + n / TRUE.intra_bytes_per_s] for n in MESSAGES],
-        "exchanges": [[n, fixed + TRUE.message_overhead_s + n / both] for n in MESSAGES],
-        "everybody": [[n, fixed + TRUE.message_overhead_s + n / both] for n in MESSAGES],
-        "launches": [[n, 9e-5 + n * TRUE.message_overhead_s] for n in MANY],
-        "message_cores": 0.6,
+        "hops": [[n, fixed + n / cluster.intra_bytes_per_s] for n in MESSAGES],
+        "exchanges": [[n, fixed + cluster.message_overhead_s + n / both] for n in MESSAGES],
+        "everybody": [[n, fixed + cluster.message_overhead_s + n / both] for n in MESSAGES],
+        "launches": [[n, 9e-5 + n * cluster.message_overhead_s] for n in MANY],
+        "message_cores": cluster.comm_cores,
     }
 
 
-def test_a_machine_is_found_again() -> None:
-    base = Cluster("true", tile_tokens=1, narrow_tokens=256, cores=2, capacity_bytes=TRUE.capacity_bytes)
-    found, residuals = fit.fit_kernels(made_up(), HEADS, base)
-    found, more = fit.fit_links(made_up(), 2, found)
+@pytest.mark.parametrize("true", [TRUE, DEVICE], ids=["host", "device"])
+def test_a_machine_is_found_again(true: Cluster) -> None:
+    known = ("tile_tokens", "narrow_tokens", "num_units", "cores", "capacity_bytes")
+    base = Cluster("true", **{name: getattr(true, name) for name in known})
+    found, residuals = fit.fit_kernels(made_up(true), HEADS, base)
+    found, more = fit.fit_links(made_up(true), 2, found)
     for name in Cluster.__slots__:
         if name.startswith("inter_"):
             continue  # what is between nodes isn't measured
-        want, got = getattr(TRUE, name), getattr(found, name)
+        want, got = getattr(true, name), getattr(found, name)
         if name == "rows_efficiency":
             np.testing.assert_allclose(got, want, rtol=0.05)
         elif isinstance(want, float):

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import hsap
+from hsap.ir.effects import partners
 from hsap.ir.program import Op
+from hsap.sim.spent import PARTS
 from hsap.view import Course, Scene, render
 from hsap.view.columns import ALIGNMENT, Columns
-from hsap.view.course import PARTS, partners
 from hsap.view.page import SCRIPTS, STATIC, STYLES
 from hsap.view.scene import SHAPES
 from tests.view.plans import compiled
@@ -73,16 +74,31 @@ def test_partners_are_the_other_halves(plan):
         assert found == expected
 
 
-def test_where_the_time_goes_adds_up(plan):
-    for trace in (trace for pair in hsap.simulate(plan).traces for trace in pair):
+@pytest.mark.parametrize(
+    "cluster",
+    [None, hsap.Cluster.preset("dgx-a100"), hsap.Cluster(cores=2.0, comm_cores=0.5, duplex=1.2)],
+    ids=["own", "dgx-a100", "few cores"],
+)
+def test_where_the_time_goes_adds_up(plan, cluster):
+    for trace in (trace for pair in hsap.simulate(plan, cluster).traces for trace in pair):
         course = Course.planned(trace)
         assert course.spent_s.shape == (plan.num_ranks, len(PARTS))
         np.testing.assert_allclose(course.spent_s.sum(axis=1), trace.makespan_s)
+        # An oracle that walks: what lies between the times of a rank's instructions.
+        expected, now = np.zeros((plan.num_ranks, 3)), np.zeros(plan.num_ranks)
+        times = (getattr(trace.times, name).tolist() for name in ("start", "worked", "end"))
+        for rank, op, start, worked, end in zip(trace.programs.rank.tolist(), trace.programs.op.tolist(), *times):
+            assert start == now[rank], "the simulator's streams have no gaps"
+            expected[rank, 0 if op in (Op.ATTEND, Op.ATTEND_GRAD) else 1] += worked - start
+            expected[rank, 2] += end - worked
+            now[rank] = end
+        np.testing.assert_allclose(course.spent_s[:, :3], expected, atol=1e-12)
         attention, other, exposed, gaps, done = course.spent_s.T
+        assert gaps.max() < 1e-12
+        np.testing.assert_allclose(done, trace.makespan_s - now, atol=1e-12)
         np.testing.assert_allclose(attention + other, trace.busy_s, atol=1e-12)
         np.testing.assert_allclose(exposed, trace.exposed_s, atol=1e-12)
-        np.testing.assert_allclose(gaps + done, trace.idle_s, atol=1e-12)
-        assert gaps.max() < 1e-9, "the simulator's streams have no gaps"
+        np.testing.assert_allclose(done, trace.idle_s, atol=1e-12)
 
 
 def test_a_scene_says_what_the_plan_says(plan):
