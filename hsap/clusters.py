@@ -115,3 +115,7 @@ def _spelled(value: object) -> str:
         mantissa += "0" if mantissa.endswith(".") else ""
         return mantissa if int(exponent) == 0 else f"{mantissa}e{int(exponent):+d}"
     return str(value)
+
+
+# The public spelling of `read`, bound here: a value of ir knows no files, nor who reads them.
+Cluster.preset = staticmethod(read)

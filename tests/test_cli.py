@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hsap import clusters
 from hsap.api import compile, simulate
 from hsap.cli import datasets, main
 from hsap.cli.plan import read_planner
@@ -17,7 +18,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import MASKS, Mask
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.problem import Problem, Topology
 from hsap.ir.reader import parse
 from hsap.planners import PLANNERS
 
@@ -178,7 +179,7 @@ def test_clusters_are_chosen_by_name(judged, capsys):
         assert main(["plan", "--lengths", "5", "--json", *more, *SMALL]) == 0
         assert judged.subjects[-1].problem.cluster.ranks_per_node == want
     assert main(["plan", "--lengths", "5", "--cluster", "dgx-a100", "--ranks-per-node", "2", "--json", *SMALL]) == 0
-    assert judged.subjects[-1].problem.cluster == replace(Cluster.preset("dgx-a100"), ranks_per_node=2)
+    assert judged.subjects[-1].problem.cluster == replace(clusters.read("dgx-a100"), ranks_per_node=2)
 
 
 def test_figures_of_several_masks_are_means_over_layers(judged, capsys):

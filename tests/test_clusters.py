@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import hsap
 from hsap import clusters
 from hsap.ir.cluster import BOUNDLESS, Cluster
 
@@ -21,8 +20,8 @@ def test_the_testbeds_are_there() -> None:
     assert {"dgx-a100", "hgx-a100-80g", "p4de", "dgx-h100", "hgx-h200", "dgx-b200", "cpu-gloo"} == {*clusters.names()}
     for name in clusters.names():
         cluster = clusters.read(name)
-        assert cluster.name == name and cluster == hsap.Cluster.preset(name)
-        assert hsap.Cluster.preset(name, nodes=3) == replace(cluster, num_nodes=3)
+        assert cluster.name == name and cluster == Cluster.preset(name)
+        assert clusters.read(name, nodes=3) == replace(cluster, num_nodes=3)
         assert Cluster(**cluster.to_json()) == cluster  # as a plan keeps it
     hosts = [name for name in clusters.names() if clusters.read(name).is_host]
     assert hosts == ["cpu-gloo"] and clusters.read(hosts[0]).starting_at(0, 2).is_host

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "models": {"ir", "keys"},
     "data": {"ir", "api"},
     "view": {"ir", "sim"},
-    "bench": {"ir", "clusters", "sim", "runtime"},
+    "bench": {"ir", "clusters", "api", "compiler", "planners", "sim", "runtime", "models", "tune"},
     "tune": {"ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},
     "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
@@ -37,13 +37,15 @@ def room(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports anywhere in it."""
+    """Modules that a file imports anywhere in it, by name as a string too."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names |= {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
     return names
 
 

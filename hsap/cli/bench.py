@@ -1,4 +1,4 @@
-"""`hsap bench`: measure this machine."""
+"""`hsap bench`: measure this machine, or set the simulator beside what the papers measured."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import dataclasses
 import json
 from pathlib import Path
 
+from hsap.cli import datasets
 from hsap.cli.exit import OK
 from hsap.cli.problem import named
+from hsap.ir.check import one_of, whole
 from hsap.ir.heads import HeadShape
+
+PAPER_TABLES = ("2", "3", "4", "5", "dcp13", "dcp14")
+"""Those of `hsap.bench.paper.TABLES`, which isn't loaded to print help."""
+MAX_SEEDS = 1000
 
 
 def add_to(commands) -> None:
     """Add the command to the parser's."""
-    bench = commands.add_parser("bench", help="measure this machine")
+    bench = commands.add_parser("bench", help="measure this machine, or simulate what papers measured")
     what = bench.add_subparsers(dest="what", required=True, metavar="WHAT")
+    _add_calibrate(what)
+    _add_paper(what)
+
+
+def _add_calibrate(what) -> None:
     command = what.add_parser(
         "calibrate", help="time kernels, memory and messages, and write the cluster that `--cluster FILE.yaml` reads"
     )
@@ -27,6 +38,39 @@ def add_to(commands) -> None:
     command.add_argument("--turns", type=int, default=8, metavar="N", help="of every microbenchmark (default 8)")
     command.add_argument("--json", action="store_true", help="print the cluster and residuals as JSON and nothing else")
     command.set_defaults(run=_calibrate)
+
+
+def _add_paper(what) -> None:
+    command = what.add_parser(
+        "paper", help="simulate what the HSAP and DCP papers measured, and print ratios beside theirs"
+    )
+    command.add_argument(
+        "--table",
+        nargs="+",
+        metavar="NAME",
+        help=f"of {', '.join(PAPER_TABLES)}: HSAP's tables (5: its figure), DCP's figures 13 and 14 (default: all)",
+    )
+    command.add_argument("--seeds", type=int, default=3, metavar="N", help="packs of each kind (default 3)")
+    command.add_argument("--json", action="store_true", help="print the tables as JSON and nothing else")
+    command.set_defaults(run=_paper)
+
+
+def _paper(arguments: argparse.Namespace) -> int:
+    wanted = [one_of("--table: unknown name", name, PAPER_TABLES, "tables") for name in arguments.table or PAPER_TABLES]
+    seeds = whole("--seeds", arguments.seeds, 1, MAX_SEEDS)
+    # Planners and the clock, which bring numba: only here.
+    from hsap.bench.paper import TABLES
+
+    tables = []
+    for name in dict.fromkeys(wanted):
+        table = TABLES[name](datasets.draw, seeds)
+        if arguments.json:
+            tables.append(table.to_json())
+        else:
+            print(f"{table}\n", flush=True)
+    if arguments.json:
+        print(json.dumps({"seeds": seeds, "tables": tables}))
+    return OK
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import dataclass, fields, replace
 
@@ -129,15 +128,6 @@ class Cluster:
     def is_host(self) -> bool:
         """Whether ranks compute on a host's cores, with no device of their own."""
         return self.cores is not None
-
-    @classmethod
-    def preset(cls, name: str, nodes: int | None = None) -> Cluster:
-        """Give a cluster of configs/cluster by name, or of a YAML file by path, of `nodes` nodes (None: as it says).
-
-        See `hsap.clusters.read`.
-        """
-        # By name, since values here know no files: what reads them stands above this room.
-        return importlib.import_module("hsap.clusters").read(name, nodes)
 
     def starting_at(self, rank: int, ranks_per_node: int | None = None) -> Cluster:
         """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""

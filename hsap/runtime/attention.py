@@ -13,25 +13,25 @@ from hsap.runtime.machine import Kept
 
 class _PlannedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, executor: Executor, mask: int) -> Tensor:
-        kept = executor.forward(q, k, v, mask)
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, executor: Executor, mask: int, layer: int) -> Tensor:
+        kept = executor.forward(q, k, v, mask, layer)
         ctx.save_for_backward(kept.q, kept.kv, kept.o, kept.lse)
-        ctx.executor, ctx.mask = executor, mask
+        ctx.executor, ctx.mask, ctx.layer = executor, mask, layer
         return kept.o
 
     @staticmethod
     def backward(ctx, do: Tensor) -> tuple[Tensor | None, ...]:
-        grads = ctx.executor.backward(do, Kept(*ctx.saved_tensors), ctx.mask)
-        return *grads, None, None
+        grads = ctx.executor.backward(do, Kept(*ctx.saved_tensors), ctx.mask, ctx.layer)
+        return *grads, None, None, None
 
 
-def attention(q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, executor: Executor, mask: int = 0) -> Tensor:
+def attention(q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, executor: Executor, mask: int = 0, layer: int = 0) -> Tensor:
     """Attend the rank's own rows over the whole packed batch, differentiably.
 
     q: [T, H, D]; k, v: [T, H_kv, D]; returns o: [T, H, D]; rows at plan.rank_spans(rank). Collective: every rank of
-    the SP group takes part, in backward too. Softmax scale is 1/√D.
+    the SP group takes part, in backward too. Softmax scale is 1/√D. layer: only the session's recorder cares.
     """
-    return _PlannedAttention.apply(q_THD, k_THD, v_THD, executor, mask)
+    return _PlannedAttention.apply(q_THD, k_THD, v_THD, executor, mask, layer)
 
 
 class PlannedAttention(nn.Module):
@@ -53,4 +53,4 @@ class PlannedAttention(nn.Module):
         if self.executor is None:
             raise ValueError("attention: no plan is loaded; call load(session.load(plan)) before the forward pass")
         mask = 0 if self.layer_masks is None else self.layer_masks[layer_index]
-        return attention(q_THD, k_THD, v_THD, self.executor, mask)
+        return attention(q_THD, k_THD, v_THD, self.executor, mask, layer_index)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hsap.ir.effects import touches
 from hsap.ir.heads import HeadRun
@@ -31,12 +32,17 @@ Step = Callable[[list[View], Transport], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A rank's stream for one mask and direction, ready to run. names[i]: what steps[i] is, for errors and traces."""
+    """A rank's stream for one mask and direction, ready to run.
+
+    names[i]: what steps[i] is, for errors and traces. step_of: int64 [steps], the instruction of the rank's stream that
+    a step is, or makes ready for.
+    """
 
     memory: Memory
     buffers: Buffers
     steps: tuple[Step, ...]
     names: tuple[str, ...]
+    step_of: np.ndarray
 
 
 class Decoder:
@@ -61,18 +67,20 @@ class Decoder:
     def decode(self) -> Decoded:
         """Decode the whole stream."""
         first = self._first_touch()
-        steps, names = [], []
+        steps, names, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
         for at in range(lo, hi):
             instruction = self.programs.instruction(at)
             for buffer in first.get(at, ()):
                 steps.append(self._empty(buffer))
                 names.append("empty")
+                step_of.append(at - lo)
             step = self._step(at, instruction)
             if step is not None:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
-        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names))
+                step_of.append(at - lo)
+        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), np.array(step_of, np.int64))
 
     def _first_touch(self) -> dict[int, list[int]]:
         """Accumulators by the instruction that touches them first: they are empty then."""
@@ -108,13 +116,14 @@ class Decoder:
         raise AssertionError(f"no meaning for {instruction.op}")
 
     def _empty(self, buffer: int) -> Step:
-        at = buffer - self.memory.first
+        whole = self.memory.cut(buffer - self.memory.first)
 
         def empty(views: list[View], _: Transport) -> None:
-            if views[at].stats is None:
-                views[at].rows.zero_()
+            rows, stats = whole(views)
+            if stats is None:
+                rows.zero_()
             else:
-                reset(views[at].rows, views[at].stats)
+                reset(rows, stats)
 
         return empty
 
@@ -125,23 +134,31 @@ class Decoder:
         return buffer - self.memory.first, first, int(starts[rows[1]] - starts[rows[0]])
 
     def _launch(self, round_: int) -> Step:
+        parts: dict[tuple[int, int, int], int] = {}  # the same rows may go to many peers
         sends, receives = [], []
         for transfer in self.joined.pop(round_, ()):
-            ends = sends if transfer.op == Op.SEND else receives
-            ends.append((transfer.peer, *self._rows(transfer.buf[0], transfer.rows)))
+            part = parts.setdefault(self._rows(transfer.buf[0], transfer.rows), len(parts))
+            (sends if transfer.op == Op.SEND else receives).append((transfer.peer, part))
+        cuts = [self.memory.cut(place, (first, count)) for place, first, count in parts]
 
         def launch(views: list[View], transport: Transport) -> None:
-            out = [(peer, t) for peer, at, row, n in sends for t in views[at].part(row, n).tensors()]
-            back = [(peer, t) for peer, at, row, n in receives for t in views[at].part(row, n).tensors()]
+            tensors = [cut(views).tensors() for cut in cuts]
+            out = [(peer, tensor) for peer, part in sends for tensor in tensors[part]]
+            back = [(peer, tensor) for peer, part in receives for tensor in tensors[part]]
             transport.launch(round_, out, back)
 
         return launch
 
-    def _heads(self, buffer: int, heads: HeadRun) -> tuple[slice, slice]:
-        """The query and KV heads of an instruction, as index into a buffer that may hold more."""
-        q = heads.q_first - int(self.buffers.heads[buffer, 0])
-        kv = heads.kv_first - int(self.buffers.heads[buffer, 2])
-        return slice(q, q + heads.q_count), slice(kv, kv + heads.kv_count)
+    def _heads(self, buffer: int, heads: HeadRun) -> tuple[int, int]:
+        """The heads of an instruction, (first, count) in a buffer that may hold more."""
+        if self.buffers.role[buffer] in KV_ROLES:
+            return heads.kv_first - int(self.buffers.heads[buffer, 2]), heads.kv_count
+        return heads.q_first - int(self.buffers.heads[buffer, 0]), heads.q_count
+
+    def _operands(self, instruction: Instruction) -> list[Callable[[list[View]], View]]:
+        """An instruction's heads of its operands."""
+        cut, first = self.memory.cut, self.memory.first
+        return [cut(b - first, heads=self._heads(b, instruction.heads)) for b in instruction.buf]
 
     def _pieces(self) -> dict[int, np.ndarray]:
         """The slices that each kernel attends, by instruction, in rows of its operands' buffers.
@@ -185,68 +202,58 @@ class Decoder:
 
     def _attend(self, at: int, instruction: Instruction) -> Step:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device)
-        q, kv, o = (b - self.memory.first for b in instruction.buf)
-        hq, hkv, ho = self._operand_heads(instruction)
+        q, kv, o = self._operands(instruction)
         attend, scale = self.kernel.attend, self.scale
 
         def step(views: list[View], _: Transport) -> None:
-            rows, lse = views[o].rows[:, ho], views[o].stats[:, ho]
-            attend(prepared, views[q].rows[:, hq], views[kv].rows[:, :, hkv], rows, lse, scale)
+            attend(prepared, q(views).rows, kv(views).rows, *o(views), scale)
 
         return step
 
     def _attend_grad(self, at: int, instruction: Instruction) -> Step:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device)
-        q, kv, do, dq, dkv = (b - self.memory.first for b in instruction.buf)
-        hq, hkv, hdo, hdq, hdkv = self._operand_heads(instruction)
+        q, kv, _, dq, dkv = self._operands(instruction)
+        place, (first, count) = (
+            instruction.buf[2] - self.memory.first,
+            self._heads(instruction.buf[2], instruction.heads),
+        )
+        some = slice(first, first + count)
+
+        def gradient(view: View) -> tuple[Tensor, ...]:
+            """The gradient of o, lse and delta."""
+            if count == view.rows.shape[1]:
+                return view.rows, *view.stats.unbind(1)
+            return view.rows[:, some], view.stats[:, 0, some], view.stats[:, 1, some]
+
+        do = self.memory.bind(place, gradient)
         attend_grad, scale = self.kernel.attend_grad, self.scale
 
         def step(views: list[View], _: Transport) -> None:
-            stats = views[do].stats
-            attend_grad(
-                prepared,
-                views[q].rows[:, hq],
-                views[kv].rows[:, :, hkv],
-                views[do].rows[:, hdo],
-                stats[:, 0, hdo],
-                stats[:, 1, hdo],
-                views[dq].rows[:, hdq],
-                views[dkv].rows[:, :, hdkv],
-                scale,
-            )
+            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), dq(views).rows, dkv(views).rows, scale)
 
         return step
-
-    def _operand_heads(self, instruction: Instruction) -> list[slice]:
-        out = []
-        for buffer in instruction.buf:
-            q, kv = self._heads(buffer, instruction.heads)
-            out.append(kv if self.buffers.role[buffer] in KV_ROLES else q)
-        return out
 
     def _fold(self, instruction: Instruction) -> Step:
         """Merge, Sum and Copy: rows and heads of one buffer into another."""
-        (src, src_row, n), (dst, dst_row, _) = (self._rows(b, instruction.rows) for b in instruction.buf)
-        src_heads, dst_heads = self._operand_heads(instruction)
-        is_kv = instruction.role in KV_ROLES
-        op = instruction.op
+        source, target = (
+            self.memory.cut(place, (first, count), self._heads(buffer, instruction.heads))
+            for buffer in instruction.buf
+            for place, first, count in [self._rows(buffer, instruction.rows)]
+        )
 
-        def step(views: list[View], _: Transport) -> None:
-            source, target = views[src].part(src_row, n), views[dst].part(dst_row, n)
-            if is_kv:
-                theirs, ours = source.rows[:, :, src_heads], target.rows[:, :, dst_heads]
-            else:
-                theirs, ours = source.rows[:, src_heads], target.rows[:, dst_heads]
-            if op == Op.MERGE:
-                merge(ours, target.stats[:, dst_heads], theirs, source.stats[:, src_heads])
-            elif op == Op.SUM:
-                ours.add_(theirs)
-            else:
-                ours.copy_(theirs)
-                if source.stats is not None:
-                    target.stats[..., dst_heads].copy_(source.stats[..., src_heads])
+        def merging(views: list[View], _: Transport) -> None:
+            merge(*target(views), *source(views))
 
-        return step
+        def adding(views: list[View], _: Transport) -> None:
+            target(views).rows.add_(source(views).rows)
+
+        def copying(views: list[View], _: Transport) -> None:
+            theirs, ours = source(views), target(views)
+            ours.rows.copy_(theirs.rows)
+            if theirs.stats is not None:
+                ours.stats.copy_(theirs.stats)
+
+        return {Op.MERGE: merging, Op.SUM: adding, Op.COPY: copying}[instruction.op]
 
     def _all_to_all(self, instruction: Instruction) -> Step:
         problem = self.plan.problem
@@ -261,4 +268,4 @@ class Decoder:
         if not self.in_arena:
             scratch = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
             self.memory.views[places[2]] = View(scratch)
-        return all_to_all(shape, instruction, places, self.share, self.rank % intra, first, self.precision)
+        return all_to_all(self.memory, shape, instruction, places, self.rank % intra, first)

@@ -12,6 +12,7 @@ from hsap.ir.plan import Plan
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.machine import Kept, Machine, finish
 from hsap.runtime.memory import TORCH_DTYPES, Arena
+from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Distributed
 
 
@@ -20,6 +21,7 @@ class Session:
 
     group: the SP group, ranks in plan order (None: the world). kernel and kernel_options: for `select_kernel`, which
     `load` asks once it knows the head dimension; ValueError where the kernel can't do dtype, device or dimension.
+    recorder: records what runs as long as it is there.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Session:
         self.device = torch.device(device)
         self.dtype = dtype
         self.arena = Arena(self.device)
+        self.recorder: Recorder | None = None
         self._select = partial(select_kernel, kernel, self.device, dtype, **kernel_options)
         self._kernels: dict[int, Kernel] = {}
 
@@ -64,21 +67,26 @@ class Executor:
                 f"executor: the plan is for {plan.problem.heads.dtype}, the session runs {session.dtype}; give "
                 "HeadShape the dtype of q, k and v"
             )
-        self.plan = plan
+        self.plan, self._session = plan, session
         self.rank = session.rank
         self.num_tokens = int(plan.tokens_per_rank[session.rank])
         kernel = session.kernel(plan.problem.heads.head_dim)
         self._machine = Machine(plan, session.rank, session.transport, kernel, session.arena, session.device)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Kept:
-        """Attend the rank's own rows. q: [T, H, D]; k, v: [T, H_kv, D]. The result is `Kept.o`, `Kept.lse`."""
-        self._check(q=q, k=k, v=v)
-        return finish(self._machine.forward(q, k, v, mask))
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0, layer: int = 0) -> Kept:
+        """Attend the rank's own rows. q: [T, H, D]; k, v: [T, H_kv, D]. The result is `Kept.o`, `Kept.lse`.
 
-    def backward(self, do: Tensor, kept: Kept, mask: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        layer: only a recorder cares.
+        """
+        self._check(q=q, k=k, v=v)
+        self._machine.recorder = self._session.recorder
+        return finish(self._machine.forward(q, k, v, mask, layer))
+
+    def backward(self, do: Tensor, kept: Kept, mask: int = 0, layer: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients (dq, dk, dv) of the rank's own rows for do: [T, H, D]."""
         self._check(do=do)
-        return finish(self._machine.backward(do, kept, mask))
+        self._machine.recorder = self._session.recorder
+        return finish(self._machine.backward(do, kept, mask, layer))
 
     def _check(self, **tensors: Tensor) -> None:
         """Rows, heads and dtype of what the caller gives: a collective with the wrong ones would hang or mix rows."""

@@ -19,6 +19,7 @@ from hsap.runtime.decode import Decoded, Decoder
 from hsap.runtime.kernels import Kernel
 from hsap.runtime.kernels.delta import row_delta
 from hsap.runtime.memory import DTYPE_NAMES, TORCH_DTYPES, Arena, View
+from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Transport
 
 FORWARD, BACKWARD = 0, 1
@@ -40,7 +41,8 @@ class Kept:
 class Machine:
     """Runs a plan's streams for one rank.
 
-    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena.
+    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena. recorder: may be changed
+    between runs; None: nothing is recorded. layer: the model's, for the recorder.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Machine:
         self.arena = arena.reserve(int(plan.arena_bytes()[rank])) if own else None
         self.decoded: dict[tuple[int, int], Decoded] = {}
         self.at: str = "idle"
+        self.recorder: Recorder | None = None
 
     def decode(self, mask: int, direction: int) -> Decoded:
         """Decode a stream, once."""
@@ -71,7 +74,7 @@ class Machine:
             known = self.decoded[mask, direction] = decoder.decode()
         return known
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Iterator[Kept | None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0, layer: int = 0) -> Iterator[Kept | None]:
         """Attend the rank's own rows: yields None to let others run, and at last what backward needs, o included.
 
         q: [T, H, D]; k, v: [T, H_kv, D], the rank's local rows.
@@ -86,11 +89,13 @@ class Machine:
             if memory.has(Space.KEPT, role):
                 kept[role] = memory.allocate(decoded.buffers, memory.index(Space.KEPT, role)).rows
         result = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.O))
-        yield from self._run(decoded)
+        yield from self._run(decoded, mask, FORWARD, layer)
         memory.release()
         yield Kept(kept[Role.Q], kept[Role.KV], result.rows, result.stats)
 
-    def backward(self, do: Tensor, kept: Kept, mask: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
+    def backward(
+        self, do: Tensor, kept: Kept, mask: int = 0, layer: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor] | None]:
         """Give the gradients of the rank's own rows: yields None to let others run, and at last (dq, dk, dv).
 
         do: [T, H, D], the gradient of o.
@@ -98,22 +103,30 @@ class Machine:
         decoded = self.decode(mask, BACKWARD)
         memory, views = decoded.memory, decoded.memory.views
         stat = TORCH_DTYPES[self.precision.stat]
-        delta = row_delta(do, kept.o.to(TORCH_DTYPES[self.precision.acc]))
+        delta = row_delta(do, kept.o, TORCH_DTYPES[self.precision.acc])
         stats = torch.stack((kept.lse.to(stat), delta.to(stat)), dim=1)
         views[memory.index(Space.INPUT, Role.Q)] = View(kept.q)
         views[memory.index(Space.INPUT, Role.KV)] = View(kept.kv)
         views[memory.index(Space.INPUT, Role.DO)] = View(do.contiguous(), stats)
         dq = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DQ))
         dkv = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DKV))
-        yield from self._run(decoded)
+        yield from self._run(decoded, mask, BACKWARD, layer)
         memory.release()
         yield dq.rows, dkv.rows[:, 0], dkv.rows[:, 1]
 
-    def _run(self, decoded: Decoded) -> Iterator[None]:
-        views, transport = decoded.memory.views, self.transport
-        for step, self.at in zip(decoded.steps, decoded.names):
-            while step(views, transport) is False:
-                yield None
+    def _run(self, decoded: Decoded, mask: int, direction: int, layer: int) -> Iterator[None]:
+        views, transport, mark = decoded.memory.views, self.transport, None
+        if self.recorder is not None:
+            mark = self.recorder.begin(self.plan, self.rank, mask, direction, layer, decoded.step_of)
+        if mark is None:
+            for step, self.at in zip(decoded.steps, decoded.names):
+                while step(views, transport) is False:
+                    yield None
+        else:
+            for step, self.at in zip(decoded.steps, decoded.names):
+                while step(views, transport) is False:
+                    yield None
+                mark()
         self.at = "idle"
 
 

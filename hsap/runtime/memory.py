@@ -6,7 +6,9 @@ Rows lead, so that a range of rows is contiguous and travels without a copy: q, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +23,12 @@ TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bflo
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A buffer's rows and, where its role carries them, the statistics of each row."""
+Made = TypeVar("Made")
+
+
+class View(NamedTuple):
+    """A buffer's rows and, where its role carries them, the statistics of each row. Heads are rows' last axis but one
+    and the statistics' last. A named tuple, because some are made at every call and it takes a third of the time."""
 
     rows: Tensor
     stats: Tensor | None = None
@@ -32,6 +37,11 @@ class View:
         """The same buffer, rows [first, first + count) only."""
         stats = None if self.stats is None else self.stats[first : first + count]
         return View(self.rows[first : first + count], stats)
+
+    def heads(self, first: int, count: int) -> View:
+        """The same rows, heads [first, first + count) only, numbered within the buffer."""
+        stats = None if self.stats is None else self.stats.narrow(-1, first, count)
+        return View(self.rows.narrow(-2, first, count), stats)
 
     def tensors(self) -> list[Tensor]:
         """What travels when these rows are sent."""
@@ -51,7 +61,7 @@ class Arena:
         return self.bytes
 
 
-def row_shapes(role: int, num_rows: int, heads: np.ndarray, head_dim: int) -> tuple[tuple, tuple | None]:
+def row_shapes(role: int, num_rows: int, heads: Sequence[int], head_dim: int) -> tuple[tuple, tuple | None]:
     """Shapes of a buffer's rows and statistics (None without)."""
     q_count, kv_count = int(heads[1]), int(heads[3])
     if role in KV_ROLES:
@@ -76,6 +86,8 @@ class Memory:
         starts = row_starts(plan.spans)
         lo, hi = np.maximum(buffers.rows[self.first : stop].T, 0)
         self.num_rows = (starts[hi] - starts[lo]).tolist()
+        self.roles, heads = buffers.role[self.first : stop].tolist(), buffers.heads[self.first : stop]
+        self.num_heads = np.where(np.isin(self.roles, KV_ROLES), heads[:, 3], heads[:, 1]).tolist()
         self.views: list[View | None] = [None] * (stop - self.first)
         self.outside: dict[tuple[int, int], list[int]] = {}
         for b in range(self.first, stop):
@@ -91,6 +103,28 @@ class Memory:
 
     def has(self, space: Space, role: Role) -> bool:
         return (space, role) in self.outside
+
+    def bind(self, place: int, make: Callable[[View], Made]) -> Callable[[list[View]], Made]:
+        """What `make` makes of the buffer at a place: made now if it stays where it is, else anew for every call."""
+        fixed = self.views[place]
+        if fixed is None:
+            return lambda views: make(views[place])
+        made = make(fixed)
+        return lambda _: made
+
+    def cut(
+        self, place: int, rows: tuple[int, int] | None = None, heads: tuple[int, int] | None = None
+    ) -> Callable[[list[View]], View]:
+        """Bind some of a buffer's rows and heads, (first, count) each; None: all. What is whole isn't cut."""
+        if rows in (None, (0, self.num_rows[place])) and heads in (None, (0, self.num_heads[place])):
+            return itemgetter(place)
+        row, head = (slice(None) if run is None else slice(run[0], sum(run)) for run in (rows, heads))
+        pair = (row, slice(None), head)  # keys and values, or lse and delta
+        of_rows = pair if self.roles[place] in KV_ROLES else (row, head)
+        of_stats = pair if self.roles[place] == Role.DO else (row, head)
+        return self.bind(
+            place, lambda view: View(view.rows[of_rows], None if view.stats is None else view.stats[of_stats])
+        )
 
     def allocate(self, buffers: Buffers, index: int) -> View:
         """Make a fresh tensor for a buffer outside the arena and put it in."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from hsap import clusters
 from hsap.ir.problem import Cluster, Topology
-from hsap.keys import choice, flag, integer, is_number, number, read, rule, text
+from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
 
 
 def _is_betas(value: object) -> bool:
@@ -78,6 +78,24 @@ class LoopConfig:
     tensorboard: bool = flag()
 
 
+def _is_range(value: object) -> bool:
+    return _is_indices(value) and len(value) == 2 and 1 <= value[0] < value[1]
+
+
+def _is_indices(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(is_integer(v) and v >= 0 for v in value)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """Steps whose timelines are measured, first to before last, and layers of the model (None: all)."""
+
+    steps: tuple[int, int] | None = rule(
+        "the first step and the one after the last, like [10,20]", _is_range, optional=True
+    )
+    layers: tuple[int, ...] | None = rule("indices of layers, like [0,1]", _is_indices, optional=True)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     """Everything that a run needs, complete and checked against the number of ranks.
@@ -93,6 +111,7 @@ class TrainConfig:
     engine: EngineConfig
     optim: OptimConfig
     train: LoopConfig
+    profile: ProfileConfig
     model: Mapping[str, object]
     topology: str
     kernel: str
@@ -132,6 +151,7 @@ _GROUPS = {
     "engine": EngineConfig,
     "optim": OptimConfig,
     "train": LoopConfig,
+    "profile": ProfileConfig,
 }
 
 

@@ -56,6 +56,11 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
+    if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
+        raise ValueError(
+            f"profile.layers={list(config.profile.layers)}: the model has {model.num_layers} layers, 0 to "
+            f"{model.num_layers - 1}; name some of them, or null for all"
+        )
     check_options(config.planner.name, dict(config.planner.options))
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))

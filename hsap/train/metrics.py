@@ -16,7 +16,7 @@ class MetricsLog:
     def __init__(self, out: Path, num_steps: int, resumed_step: int, tensorboard: bool, log_every: int) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.path = out / "metrics.jsonl"
-        _truncate(self.path, resumed_step)
+        truncate(self.path, resumed_step)
         self.file = self.path.open("a", encoding="utf-8")
         # A log file gets a line now and then, a terminal its moving bar.
         often_s = 0.1 if sys.stderr.isatty() else 30.0
@@ -55,7 +55,7 @@ class MetricsLog:
             self.writer.close()
 
 
-def _truncate(path: Path, last_step: int) -> None:
+def truncate(path: Path, last_step: int) -> None:
     """Keep the lines up to a step, in one atomic replacement."""
     if not path.exists():
         return

@@ -30,6 +30,7 @@ from hsap.train.engine import Engine, build, learning_rate, start, stop
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
 from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps
+from hsap.train.profile import Profile
 
 
 def run(config: TrainConfig) -> None:
@@ -67,12 +68,11 @@ class Trainer:
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
             checkpoint.load(self.engine, config, state)
-        log = None
+        log, out = None, Path(config.out)
+        profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
         if dist.get_rank() == 0:
             print(self._opening(state["step"]), file=sys.stderr, flush=True)
-            log = MetricsLog(
-                Path(config.out), config.train.steps, state["step"], config.train.tensorboard, config.train.log_every
-            )
+            log = MetricsLog(out, config.train.steps, state["step"], config.train.tensorboard, config.train.log_every)
         loader = StepLoader(
             self.inputs.train_data,
             pack_tokens=config.data.pack_tokens,
@@ -90,8 +90,10 @@ class Trainer:
         steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
         try:
             for step in steps:
-                figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s))
                 number = step.batch.step
+                profile.begin(number)
+                figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s))
+                profile.end(number, step.plans)
                 last = number >= config.train.steps
                 if self.inputs.eval_data is not None and (number % config.train.eval_every == 0 or last):
                     figures["eval_loss"] = self._evaluate()
@@ -137,7 +139,9 @@ class Trainer:
         # Gradients are averaged over the world and divided by accumulation; the loss is a mean over all targets.
         scale = dist.get_world_size() * config.accumulation / max(batch.global_num_targets, 1)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.engine.device)
-        for micro, plan in zip(batch.micro_batches, step.plans):
+        for i, (micro, plan) in enumerate(zip(batch.micro_batches, step.plans)):
+            if self.session.recorder is not None:
+                self.session.recorder.micro = i
             loss = self._loss(micro, plan)
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)

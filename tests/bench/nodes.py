@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import hsap
+from hsap import clusters
 from hsap.bench.processes import connect, run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
@@ -251,7 +252,7 @@ def _calibrated(setting: Setting, session: Session) -> hsap.Cluster:
     dist.all_reduce(found)
     forward, backward, latency_s = (found / dist.get_world_size()).tolist()
     rate = _KERNEL_FLOPS / forward
-    base = hsap.Cluster.preset("cpu-gloo")
+    base = clusters.read("cpu-gloo")
     return hsap.Cluster(
         "emulated",
         setting.ranks_per_node,

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from hsap import clusters
 from hsap.ir.check import MAX_HEADS, MAX_TOKENS, number, whole, wholes
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -113,7 +114,7 @@ def test_numbers_become_floats():
         (lambda: Cluster(first_rank=8), "first_rank, a place inside a node, is 8"),
         (lambda: Cluster(name=3), "cluster: name"),
         (lambda: Cluster(num_nodes=0), "num_nodes"),
-        (lambda: Cluster.preset(["x"]), "unknown preset"),
+        (lambda: clusters.read(["x"]), "unknown preset"),
         (lambda: problem(layout=(5, 6)), "give a Layout"),
         (lambda: problem(heads="8:2:8"), "give a HeadShape"),
         (lambda: problem(topology="4x1"), "give a Topology"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hsap
+from hsap import clusters
 from hsap.ir.problem import Cluster
 from hsap.ir.program import Op
 from hsap.ir.schedule import DIRECTIONS
@@ -93,7 +94,7 @@ def test_nothing_and_nearly_nothing(lengths) -> None:
 def test_a_cluster_by_name_or_value_or_the_problem_s_own() -> None:
     plan = compiled()
     assert hsap.simulate(plan).cluster is plan.problem.cluster
-    preset = Cluster.preset("dgx-h100")
+    preset = clusters.read("dgx-h100")
     assert hsap.simulate(plan, "dgx-h100").predicted_s == hsap.simulate(plan, preset).predicted_s
     assert hsap.simulate(plan, "dgx-h100").summary()["forward"]["bytes_internode"] == 0  # 8 ranks a node
     with pytest.raises(ValueError, match="unknown preset 'abacus'"):

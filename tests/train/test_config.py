@@ -52,6 +52,7 @@ def test_every_key_of_the_contract_can_be_set():
         *("train.seed=7", "train.packs_per_step=24", "train.micro_packs=2", "train.eval_every=0", "train.save_every=3"),
         *("train.keep=1", "engine.zero_stage=3", "engine.dtype=bf16", "engine.device=cuda", "optim.lr=1", "out=o"),
         *("optim.clip=null", "resume=true", "kernel=math", "wire_dtype=fp32", "arena_multiple=2", "verify=false"),
+        *("profile.steps=[10,20]", "profile.layers=[0,3]"),
         device="cuda",
     )
     assert config.planner == PlannerConfig("zigzag", {"balance": "blocks", "window": 3})
@@ -62,6 +63,7 @@ def test_every_key_of_the_contract_can_be_set():
     assert config.engine == EngineConfig(3, "bf16", "cuda", "nccl")
     assert isinstance(config.optim.lr, float)
     assert (config.optim.lr, config.optim.clip) == (1.0, None)
+    assert (tuple(config.profile.steps), tuple(config.profile.layers)) == ((10, 20), (0, 3))
     assert (config.resume, config.kernel, config.wire_dtype, config.verify) == (True, "math", "fp32", False)
 
 
@@ -95,6 +97,13 @@ def test_a_cluster_is_a_file_of_its_group_and_every_field_a_key():
     [
         ("train.step=3", r"train\.step: no such key; .*Did you mean train\.steps\?"),
         ("+stepz=3", r"^stepz: no such key; known ones are .*data.*topology"),
+        ("profile.steps=10", r"profile\.steps=10: expected the first step and the one after the last, like \[10,20\]"),
+        ("profile.steps=[10,10]", r"profile\.steps=\[10, 10\]: expected the first step"),
+        ("profile.steps=[0,3]", r"profile\.steps=\[0, 3\]: expected the first step"),
+        ("profile.steps=[1,2,3]", r"profile\.steps=\[1, 2, 3\]: expected the first step"),
+        ("profile.layers=[]", r"profile\.layers=\[\]: expected indices of layers, like \[0,1\], or null"),
+        ("profile.layers=[-1]", r"profile\.layers=\[-1\]: expected indices of layers"),
+        ("profile.step=[1,2]", r"profile\.step: no such key; .*Did you mean profile\.steps\?"),
         ("train.steps=0", r"train\.steps=0: expected a whole number of at least 1"),
         ("train.steps=1.5", r"train\.steps=1\.5: expected a whole number"),
         ("train.steps=true", r"train\.steps=True: expected a whole number"),

@@ -100,6 +100,14 @@ def test_a_kernel_that_can_not_do_it_is_refused(tmp_path, kernel, told):
     assert told in str(error.value)
 
 
+def test_layers_to_profile_are_the_model_s(tmp_path):
+    check(configuration(tmp_path, "profile.layers=[1,0]"))
+    with pytest.raises(
+        ValueError, match=r"profile\.layers=\[0, 9\]: the model has 2 layers, 0 to 1; name some of them"
+    ):
+        check(configuration(tmp_path, "profile.layers=[0,9]"))
+
+
 def save_state(config, step=10):
     """Leave what a checkpoint of this configuration would, without DeepSpeed's files."""
     folder = checkpoint.folder(config) / f"step{step}"

@@ -1,5 +1,6 @@
 """train.py on real processes: what it writes, how it goes on, and how it ends where something is wrong."""
 
+import itertools
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hsap.view import read_run
 from tests.parity import REPOSITORY, SMALL_MODEL, Case, compare, run_cases, write_data
 
 KEYS = {
@@ -56,6 +58,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_data(folder)
     options = ["train.save_every=2", "train.keep=2", "train.eval_every=4", f"data.eval_path={folder / 'ragged.jsonl'}"]
+    options.append("profile.steps=[4,6]")
     done = train(folder, "+topology=2x1", "out=first", *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, options, done
@@ -86,6 +89,37 @@ def test_a_run_says_little(finished):
     assert done.stderr.count(f" 0/{NUM_STEPS} [") == 1
 
 
+def timelines(out):
+    """Lines of both ranks by step, micro-step, layer and direction; each is there once."""
+    by_rank = []
+    for rank in range(2):
+        lines = [json.loads(line) for line in (out / f"timeline-rank{rank}.jsonl").read_text().splitlines()]
+        by_rank.append({tuple(line[key] for key in ("step", "micro", "layer", "direction")): line for line in lines})
+        assert len(by_rank[-1]) == len(lines) and all(line["rank"] == rank for line in lines)
+    return by_rank
+
+
+def test_a_profiled_run_is_shown_beside_its_plan(finished):
+    """Steps 4 and 5 of two micro-steps each; of the measured attention no more than the step's time."""
+    out = finished[0] / "first"
+    layers = range(SMALL_MODEL["model.num_layers"])
+    wanted = set(itertools.product((4, 5), (0, 1), layers, ("forward", "backward")))
+    step_s = {step["step"]: step["step_s"] for step in metrics(out)}
+    for lines in timelines(out):
+        assert lines.keys() == wanted
+        for step in (4, 5):
+            spent_s = [line["end_s"][-1] - line["start_s"][0] for key, line in lines.items() if key[0] == step]
+            assert 0 < sum(spent_s) < step_s[step]
+    run = read_run(out, step=4, layer=1)
+    assert (run.step, run.layer) == (4, 1) and len(run.courses) == len(run.plan.programs)
+    assert all(0 < course.makespan_s < step_s[4] for course in run.courses[0])
+    page = out / "report.html"
+    command = [sys.executable, "-m", "hsap.cli", "view", str(out), "-o", str(page)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "measured" in page.read_text()
+
+
 def test_only_the_newest_checkpoints_are_kept(finished):
     folder, _, _ = finished
     kept = folder / "first" / "checkpoints"
@@ -106,6 +140,9 @@ def test_a_resumed_run_repeats_the_unbroken_one_bit_for_bit(finished):
     first, second = metrics(folder / "first"), metrics(folder / "second")
     assert first[:4] == second[:4]
     assert [same(step) for step in first] == [same(step) for step in second]
+    assert all(
+        lines.keys() == again.keys() for lines, again in zip(*map(timelines, (folder / "first", folder / "second")))
+    )
     assert first[-1]["eval_loss"] == second[-1]["eval_loss"]
     assert sorted(p.name for p in checkpoints.glob("step*")) == ["step4", "step6"]
 

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.check import excess, whole
-from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
-from hsap.ir.program import Role, Space
+from hsap.ir.program import Role
 from hsap.ir.schedule import Strategy
 from hsap.planners.nested.cost import AREA, BYTES, PAIRS, TOKENS, Documents, Rules
 from hsap.planners.nested.documents import documents_of, exact_areas
@@ -41,6 +40,7 @@ from hsap.planners.nested.levels import (
 from hsap.planners.nested.search import improve, repair_from, solve
 from hsap.planners.nested.strategy import strategy_of
 from hsap.planners.nested.wide import spread
+from hsap.planners.prices import wire_bytes
 
 NODE_SLACKS = (0.97, 0.8)
 """Share of the slack that nodes may use: the next where a node could not be dealt to its ranks within their caps."""
@@ -92,12 +92,7 @@ def head_groups(problem: Problem) -> int:
 def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
     """Bytes of one head group's row of kv, q and o on the network."""
     share = problem.heads.shares(problem.topology.intra_sp)[0]
-    precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    costs = (
-        sum(row_bytes(precision, role, Space.ARENA, False, np.array(share), problem.heads.head_dim)) / groups
-        for role in (Role.KV, Role.Q, Role.O)
-    )
-    return tuple(float(c) for c in costs)
+    return tuple(float(wire_bytes(problem, role, share)) / groups for role in (Role.KV, Role.Q, Role.O))
 
 
 def place(

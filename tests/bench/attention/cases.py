@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hsap import clusters
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.problem import Cluster, Problem, Topology
+from hsap.ir.problem import Problem, Topology
 from hsap.planners import AUTO, PLANNERS
 from tests.bench.packs import pack
 
@@ -42,7 +43,7 @@ class Case:
 
     def problem(self, num_ranks: int) -> Problem:
         """The pack on that many ranks of one machine."""
-        cluster = Cluster.preset(self.cluster)
+        cluster = clusters.read(self.cluster)
         return Problem(Layout.from_lengths(self.lengths), self.heads, Topology(num_ranks, 1), cluster=cluster)
 
 

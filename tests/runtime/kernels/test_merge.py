@@ -80,6 +80,19 @@ def test_accumulators_are_wider_than_inputs():
     assert accumulator_dtype(torch.float32) == accumulator_dtype(torch.float64) == torch.float64
 
 
+@pytest.mark.parametrize("rows", [0, 1, 6, 7, 50])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_delta_is_exact_in_whatever_chunks(rows, dtype, monkeypatch):
+    torch.manual_seed(rows)
+    wide = accumulator_dtype(dtype)
+    monkeypatch.setattr("hsap.runtime.kernels.delta.CHUNK_BYTES", 6 * 3 * 32 * wide.itemsize)
+    do, o = (torch.randn(rows, 3, 32).to(dtype) for _ in range(2))
+    delta = row_delta(do, o, wide)
+    assert delta.dtype == wide and delta.shape == (rows, 3)
+    want = (do.double() * o.double()).sum(-1)
+    assert torch.allclose(delta.double(), want, rtol=0, atol=64 * torch.finfo(wide).eps)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-18, 1e-25, 1e15])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_stand_in_output_has_the_same_delta(size, dtype):

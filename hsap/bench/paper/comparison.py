@@ -1,0 +1,113 @@
+"""Comparison: ratios of simulated times over packs, beside a published one, and in words how far they agree."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+TIE = 1.03
+"""Ratios within so much of 1 name no winner."""
+NEAR = 1.15
+"""Ratios within so much of each other are called near."""
+WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A ratio over several packs or settings: values ascend, at least one; middle is the one that stands for all."""
+
+    values: tuple[float, ...]
+    middle: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], middle: float | None = None) -> Spread:
+        """Sort them. middle: None for the median."""
+        return cls(tuple(sorted(values)), median(values) if middle is None else middle)
+
+    def __str__(self) -> str:
+        low, high = f"{self.values[0]:.2f}", f"{self.values[-1]:.2f}"
+        return f"{self.middle:.2f}" if low == high else f"{self.middle:.2f} ({low} to {high})"
+
+    def to_json(self) -> dict:
+        return {"middle": self.middle, "low": self.values[0], "high": self.values[-1], "values": len(self.values)}
+
+
+def agreement(known: float | None, ours: Spread) -> str:
+    """Say in words how a simulated ratio stands to a published one; both are ratios around 1, where nobody wins."""
+    if known is None:
+        return "not published"
+    if ours.values[0] <= known <= ours.values[-1]:
+        return "inside our range"
+    apart = abs(math.log(known / ours.middle))
+    if apart <= math.log(NEAR):
+        return "near"
+    sides = [
+        0 if abs(math.log(ratio)) <= math.log(TIE) else math.copysign(1, ratio - 1) for ratio in (known, ours.middle)
+    ]
+    if sides[0] * sides[1] < 0:
+        return "other winner"
+    if sides[1] == 0:
+        return "ours is a tie"
+    if sides[0] == 0:
+        return "the paper's is a tie"
+    less = abs(math.log(ours.middle)) < abs(math.log(known))
+    return f"same winner by {'less' if less else 'more'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A published table or figure with ours beside it.
+
+    rows: texts, one for each of `columns`. figures: the same as JSON values. assumptions: what the papers don't say and
+    we chose. findings: what disagrees, and why we think so.
+    """
+
+    name: str
+    title: str
+    source: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    figures: tuple[dict, ...]
+    assumptions: tuple[str, ...]
+    findings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "source": self.source,
+            "figures": list(self.figures),
+            "assumptions": list(self.assumptions),
+            "findings": list(self.findings),
+        }
+
+    def __str__(self) -> str:
+        grid = [self.columns, *self.rows]
+        widths = [max(len(row[i]) for row in grid) for i in range(len(self.columns))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in grid]
+        lines.insert(1, "-" * len(max(lines, key=len)))
+        told = [_wrapped(f"{head}: ", text) for head, text in self._notes()]
+        return "\n".join([self.title, _wrapped("Published: ", self.source), "", *lines, "", *told])
+
+    def _notes(self) -> list[tuple[str, str]]:
+        return [("Assumed", text) for text in self.assumptions] + [("Found", text) for text in self.findings]
+
+
+def counted(figures: Sequence[dict], key: str = "agreement") -> str:
+    """Count verdicts: `5 inside our range, 3 near`, the most frequent first."""
+    verdicts = [figure[key] for figure in figures]
+    order = sorted(set(verdicts), key=lambda verdict: (-verdicts.count(verdict), verdict))
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in order)
+
+
+def milliseconds(seconds: float) -> str:
+    """Print a time in ms, three digits or so."""
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _wrapped(head: str, text: str) -> str:
+    return textwrap.fill(head + text, WIDTH, subsequent_indent="  ")
