@@ -62,6 +62,9 @@ def from_mapping(values: object, where: str, name: str | None = None) -> Cluster
             raise Refused(f"{where}: {shown(key)} is no field of a cluster; {hint}")
     if missing := [key for key in _REQUIRED if values.get(key) is None]:
         raise Refused(f"{where}: {', '.join(missing)} must be given; see configs/cluster/dgx-a100.yaml for an example")
+    called = values.get("name")
+    if isinstance(called, str) and not (called.isprintable() and len(called) <= 64):
+        raise Refused(f"{where}: name is {shown(called)}; give a word or two, which are printed")
     # null means what leaving out means, so that an override can take a field back.
     given = {key: _read_number(key, value) for key, value in values.items() if value is not None}
     try:
@@ -88,11 +91,22 @@ def _load(path: Path) -> object:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        twice = _named_twice(yaml.compose(text, yaml.SafeLoader))
+        values = yaml.safe_load(text)
     except OSError as error:
         raise Refused(f"cluster: {path}: {error.strerror}; check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(f"cluster: {path}: not YAML: {' '.join(str(error).split())}; give `field: value` lines") from None
+    if twice:
+        raise Refused(f"cluster: {path}: {', '.join(twice)} given twice; remove one of the lines")
+    return values
+
+
+def _named_twice(node) -> list[str]:
+    """Keys that a mapping has more than once, of which YAML's reader would keep the last."""
+    keys = [key.value for key, _ in node.value] if node is not None and node.id == "mapping" else []
+    return sorted({str(key) for key in keys if keys.count(key) > 1})
 
 
 def _read_number(key: str, value: object) -> object:

@@ -10,7 +10,7 @@ from hsap import clusters
 from hsap.cli import datasets
 from hsap.cli.exit import OK
 from hsap.cli.problem import CLUSTERS, named, read_batches
-from hsap.ir.check import MAX_TOKENS, Refused, one_of, whole
+from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole
 from hsap.ir.cluster import BOUNDLESS
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -55,6 +55,9 @@ def _tune(arguments: argparse.Namespace) -> int:
 
     if arguments.out is not None:
         _needs(PROJECT / "configs" / "experiment", f"-o {arguments.out}", "writes to it", "take figures from --json")
+        experiment.path_of(PROJECT / "configs", arguments.out)
+    if arguments.overrides and not arguments.measure:
+        raise Refused(f"{arguments.overrides[0]}: settings of train.py are for --measure; add it, or leave them out")
     if arguments.measure:
         _needs(PROJECT / "train.py", "--measure", "runs it", "leave it out")
     job, top = _job(arguments), whole("--top", arguments.top)
@@ -110,7 +113,13 @@ def _model(name: str):
     from hsap.models.config import ModelConfig
 
     one_of("--model: unknown name", name, sorted(path.stem for path in MODELS.glob("*.yaml")), "models")
-    values = yaml.safe_load((MODELS / f"{name}.yaml").read_text(encoding="utf-8"))
+    path = MODELS / f"{name}.yaml"
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Refused(f"--model {name}: {path}: not YAML: {' '.join(str(error).split())}; mend the file") from None
+    if not isinstance(values, dict):
+        raise Refused(f"--model {name}: {path} holds {shown(values)}; give a model's fields, a line each")
     if values.get("vocab_size") is None:
         from hsap.data.tokenise import load_tokenizer
 

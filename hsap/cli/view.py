@@ -34,6 +34,7 @@ def _view(arguments: argparse.Namespace) -> int:
     # The simulator brings numba, which takes longer to import than all else that a command needs.
     from hsap.view import Scene, read_run, render, trace_events
 
+    _check_files(arguments)
     first = Path(arguments.plan)
     scenes = []
     if first.is_dir():
@@ -45,18 +46,36 @@ def _view(arguments: argparse.Namespace) -> int:
         for name in ("step", "layer", "group"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name}: it chooses from what a run measured; {first} is no folder of a run")
-        for path in (arguments.plan, *([arguments.other] if arguments.other else [])):
+        for path in (arguments.plan, *([] if arguments.other is None else [arguments.other])):
             plan = _plan(path)
             if plan is None:
                 return NOT_OK
             scenes.append(Scene.planned(simulate(plan, arguments.cluster)))
     page = render(scenes)
+    trace = None if arguments.trace is None else json.dumps(trace_events(scenes))
     Path(arguments.out).write_text(page, encoding="utf-8")
     print(f"{arguments.out}: {len(page.encode()) / 1024:.0f} KiB; open it in a browser")
-    if arguments.trace is not None:
-        Path(arguments.trace).write_text(json.dumps(trace_events(scenes)), encoding="utf-8")
+    if trace is not None:
+        Path(arguments.trace).write_text(trace, encoding="utf-8")
         print(f"{arguments.trace}: open it at ui.perfetto.dev or chrome://tracing")
     return OK
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Refuse what would be lost or could not be written, before anything is."""
+    named = {"PLAN": arguments.plan, "PLAN2": arguments.other, "-o": arguments.out, "--trace": arguments.trace}
+    taken: dict[Path, str] = {}
+    for flag, name in named.items():
+        if name == "":
+            raise ValueError(f"{flag}: an empty name is no file; give a path")
+        if name is None:
+            continue
+        if not flag.startswith("PLAN"):
+            if (other := taken.get(Path(name).resolve())) is not None:
+                raise ValueError(f"{flag} {name}: that is {other}, which would be overwritten; choose another file")
+            if not Path(name).absolute().parent.is_dir():
+                raise ValueError(f"{flag} {name}: its folder isn't there; make it, or choose another")
+        taken[Path(name).resolve()] = flag
 
 
 def _plan(path: str) -> Plan | None:

@@ -80,14 +80,20 @@ def experiment(job: Job, row: Row) -> str:
 
 
 def write(folder: Path, name: str, job: Job, row: Row) -> Path:
-    """Write the file to configs/experiment; ValueError for a name that is none, and where another's would be lost."""
+    """Write the file to configs/experiment; ValueError as `path_of` has it."""
+    path = path_of(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(experiment(job, row), encoding="utf-8")
+    return path
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Where an experiment goes; ValueError for a name that is none, and where another's would be lost."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        raise Refused(f"-o {name}: an experiment's name is letters, digits, dots and dashes; choose another")
+        raise Refused(f"-o {name!r}: an experiment's name is letters, digits, dots and dashes; choose another")
     path = folder / "experiment" / f"{name.removesuffix('.yaml')}.yaml"
     if path.exists() and "By `hsap tune`" not in path.read_text(encoding="utf-8"):
         raise Refused(f"-o {name}: {path} is there and wasn't written by hsap tune; choose another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(experiment(job, row), encoding="utf-8")
     return path
 
 

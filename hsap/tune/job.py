@@ -21,6 +21,10 @@ WIRE_DTYPE = "fp32"
 """Partial results on the network, as configs/config.yaml has it."""
 
 
+MAX_WORLD, MAX_PACKS = 1 << 17, 1 << 20
+"""Most ranks, and packs of a step, whose ways of running are listed."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A model, a corpus and a number of machines.
@@ -42,6 +46,8 @@ class Job:
         whole("--seq-len", self.seq_len)
         whole("the packs of a step", self.packs_per_step)
         whole("the cluster's number of nodes", self.cluster.num_nodes)
+        if self.world > MAX_WORLD:
+            raise Refused(f"{self.world} ranks are more than the {MAX_WORLD} that are searched; use fewer nodes")
 
     @property
     def world(self) -> int:
@@ -101,5 +107,10 @@ def packs_per_step(global_batch_tokens: int, seq_len: int) -> int:
         raise Refused(
             f"--global-batch-tokens {global_batch_tokens}: a step has less than one pack of --seq-len {seq_len} "
             "tokens; raise the first or lower the second"
+        )
+    if global_batch_tokens // seq_len > MAX_PACKS:
+        raise Refused(
+            f"--global-batch-tokens {global_batch_tokens}: more than {MAX_PACKS} packs of --seq-len {seq_len} tokens "
+            "in a step; lower the first or raise the second"
         )
     return global_batch_tokens // seq_len

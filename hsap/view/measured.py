@@ -40,6 +40,9 @@ from hsap.view.course import Course
 _NUMBERS = {"group": 0, "rank": None, "step": None, "micro": 0, "layer": None, "mask": 0}
 """Integer fields of a line, with what stands for one that is left out (None: it may not be)."""
 
+_LATEST_S = 1e12
+"""Beyond this a time is none: 30,000 years on any clock."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
@@ -61,7 +64,10 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
     paths = sorted(folder.glob("timeline-rank*.jsonl"))
     if not paths:
         raise ValueError(f"{folder}: no timeline-rank*.jsonl in it; measure some steps of the run first")
-    lines = [line for path in paths for line in _lines(path) if line["group"] == group]
+    lines = [line for path in paths for line in _lines(path)]
+    if group not in (groups := sorted({line["group"] for line in lines})):
+        raise ValueError(f"{folder}: group {group} was not measured; there is {groups or 'nothing'}")
+    lines = [line for line in lines if line["group"] == group]
     for name, wanted, pick in (("step", step, max), ("layer", layer, min)):
         known = sorted({line[name] for line in lines})
         chosen = pick(known, default=None) if wanted is None else wanted
@@ -73,6 +79,9 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
     first = min(line["micro"] for line in lines)
     lines = [line for line in lines if line["micro"] == first]
     plan = _plan(folder, lines)
+    for line in lines:
+        if line["mask"] >= len(plan.programs):
+            raise ValueError(f"{line['where']}: mask is {line['mask']}, its plan has {len(plan.programs)}, from 0")
     courses = tuple(
         tuple(_course(folder, plan, mask, i, [x for x in lines if (x["mask"], x["direction"]) == (mask, direction)])
               for i, direction in enumerate(DIRECTIONS))
@@ -83,7 +92,7 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
 
 def _lines(path: Path) -> Iterator[dict]:
     """Lines of a file with their integer fields filled in and checked; `where` says which line it is."""
-    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
         if not text.strip():
             continue
         where = f"{path}, line {number}"
@@ -124,7 +133,10 @@ def _course(folder: Path, plan: Plan, mask: int, direction: int, lines: list[dic
     if not lines:
         return None
     programs = plan.programs[mask][direction]
-    by_rank = {line["rank"]: line for line in lines}
+    by_rank: dict[int, dict] = {}
+    for line in lines:
+        if (other := by_rank.setdefault(line["rank"], line)) is not line:
+            raise ValueError(f"{line['where']}: measured already at {other['where']}; remove one of the two lines")
     if missing := sorted(set(range(plan.num_ranks)) - set(by_rank)):
         raise ValueError(f"{folder}: {lines[0]['where']} was measured, but not on ranks {missing[:8]}; copy all files")
     columns = [np.full(len(programs), np.nan) for _ in range(4)]
@@ -157,11 +169,15 @@ def _times(line: dict, name: str, count: int) -> np.ndarray:
         )
     if not all(type(value) in (int, float) or (optional and value is None) for value in values):
         raise ValueError(f"{line['where']}: {name} has a value that is no number of seconds")
+    if not all(value is None or abs(value) <= _LATEST_S for value in values):
+        raise ValueError(f"{line['where']}: {name} has a time beyond ±{_LATEST_S:g} s; times are seconds of one clock")
     out = np.array([np.nan if value is None else value for value in values], np.float64)
-    if not optional and not np.isfinite(out).all():
-        raise ValueError(f"{line['where']}: {name} has a time that is not finite")
-    if name == "end_s" and (out < np.array(line["start_s"], np.float64)).any():
-        raise ValueError(f"{line['where']}: an instruction ends before it starts; both lists are in stream order")
+    if name.endswith("end_s"):
+        begun = _times(line, name.replace("end", "start"), count)
+        if (np.isnan(begun) != np.isnan(out)).any():
+            raise ValueError(f"{line['where']}: comm_start_s and comm_end_s must be null in the same places")
+        if (out < begun).any():
+            raise ValueError(f"{line['where']}: an instruction ends before it starts; both lists are in stream order")
     return out
 
 
@@ -186,12 +202,12 @@ def _plan_wait_s(folder: Path, step: int) -> float | None:
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return None
-    for text in path.read_text(encoding="utf-8").split("\n"):
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             figures = json.loads(text) if text.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the line that a crash cut off
         if isinstance(figures, dict) and figures.get("step") == step:
             found = figures.get("plan_wait_s")
-            return float(found) if isinstance(found, int | float) else None
+            return float(found) if isinstance(found, int | float) and 0 <= found <= _LATEST_S else None
     return None
