@@ -112,7 +112,8 @@ class Cluster:
                 checked[name] = whole(f"{where}: {name} (None for no such limit)", getattr(self, name))
         for name in _OPTIONAL:
             if getattr(self, name) is not None:
-                checked[name] = number(f"{where}: {name} (None for no such limit)", getattr(self, name))
+                may_be_0 = name == "grad_slice_overhead_s"
+                checked[name] = number(f"{where}: {name} (None for no such limit)", getattr(self, name), zero=may_be_0)
         for name, least, below in (("duplex", 1.0, 2.0), ("comm_share", 0.0, 0.95)):
             checked[name] = _between(f"{where}: {name}", getattr(self, name), least, below)
         checked["rows_efficiency"] = _points(f"{where}: rows_efficiency", self.rows_efficiency)
