@@ -123,6 +123,8 @@ def _spelled(value: object) -> str:
     """Spell a value so that YAML reads the same back."""
     if isinstance(value, tuple):
         return f"[{', '.join(_spelled(part) for part in value)}]"
+    if isinstance(value, float) and value.is_integer() and value < 1e7:
+        return f"{value:.1f}"  # a number of cores is exact
     if isinstance(value, float):
         mantissa, exponent = f"{value:.4e}".split("e")
         mantissa = mantissa.rstrip("0")

@@ -16,12 +16,19 @@ _RATES = (
     "memory_bytes_per_s",
 )
 _TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s", "message_overhead_s")
-_OPTIONAL_RATES = ("merge_bytes_per_s", "exchange_bytes_per_s", "attend_bytes_per_s", "attend_grad_bytes_per_s")
 _OPTIONAL_COUNTS = ("num_nodes", "num_nics", "num_units", "diagonal_tokens", "narrow_tokens")
 BOUNDLESS = 1 << 20
 """ranks_per_node of a host that runs as many ranks as one wants, and cores where each of them has its own."""
-_MOST, _LONGEST_S = 1e30, 1e7
-"""Rates and capacities are from 1 to the first, times up to the second: with others no sum of times is a number."""
+_LEAST, _MOST, _LONGEST_S = 1e-6, 1e30, 1e7
+"""Rates and capacities lie between the first two, times up to the third: with others no sum of times is a number."""
+_OPTIONAL = {
+    "merge_bytes_per_s": (_LEAST, _MOST),
+    "exchange_bytes_per_s": (_LEAST, _MOST),
+    "attend_bytes_per_s": (_LEAST, _MOST),
+    "attend_grad_bytes_per_s": (_LEAST, _MOST),
+    "cores": (1e-3, _LONGEST_S),
+    "grad_slice_overhead_s": (0.0, _LONGEST_S),
+}
 _PLAIN = 15
 """Fields that a stored plan always has; it has the later ones where they aren't the default."""
 
@@ -97,7 +104,7 @@ class Cluster:
         )
         checked["tile_tokens"] = whole(f"{where}: tile_tokens", self.tile_tokens)
         for name in (*_RATES, "capacity_bytes"):
-            checked[name] = _between(f"{where}: {name}", getattr(self, name), 1.0, _MOST)
+            checked[name] = _between(f"{where}: {name}", getattr(self, name), _LEAST, _MOST)
         for name in ("attend_efficiency", "attend_grad_efficiency"):
             checked[name] = _between(f"{where}: {name}", getattr(self, name), 1e-6, 10.0)
         for name in (*_TIMES, "comm_cores"):
@@ -105,9 +112,9 @@ class Cluster:
         for name in _OPTIONAL_COUNTS:
             if getattr(self, name) is not None:
                 checked[name] = whole(f"{where}: {name} (None for no such limit)", getattr(self, name))
-        for name in (*_OPTIONAL_RATES, "cores", "grad_slice_overhead_s"):
+        for name in _OPTIONAL:
             if getattr(self, name) is not None:
-                least, most = (1.0, _MOST) if name in _OPTIONAL_RATES else (1e-12, _LONGEST_S)
+                least, most = _OPTIONAL[name]
                 checked[name] = _between(f"{where}: {name} (None for no such limit)", getattr(self, name), least, most)
         for name, least, below in (("duplex", 1.0, 2.0), ("comm_share", 0.0, 0.95)):
             checked[name] = _between(f"{where}: {name}", getattr(self, name), least, below)

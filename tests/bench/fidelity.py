@@ -13,6 +13,7 @@ import argparse
 import itertools
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from hsap.bench.measure import num_cores
 from hsap.bench.processes import run_ranks
 from hsap.ir.cluster import Cluster
 from hsap.ir.span import positions
-from tests.bench.record import record
+from tests.bench.record import RESULTS, conditions, record
 
 HEADS = hsap.HeadShape(8, 2, 64, "fp32")
 PLANNERS = ("ring", "zigzag", "distflash", "sap", "allgather", "usp", "flashcp", "nested")
@@ -126,13 +127,13 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
     """Print tables and append a line of results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N")
     parser.add_argument("--turns", type=int, default=9, metavar="N")
     parser.add_argument("--cluster", metavar="FILE.yaml", help="default: calibrate first")
-    arguments = parser.parse_args(argv)
+    arguments, found = parser.parse_args(argv), conditions()
     if arguments.cluster is None:
         from hsap.bench.calibrate import calibrate
 
@@ -150,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
             result[measured] = judge(rows, measured)
             print(f"of the {measured[:-2]} turn: " + ", ".join(f"{k} {v:.3g}" for k, v in result[measured].items()))
         lines = [[r.pack, r.planner, *(round(s, 6) for s in (r.median_s, r.fastest_s, r.predicted_s))] for r in rows]
-        record("fidelity", result | {"cluster": cluster.to_json(), "rows": lines})
+        record("fidelity", result | {"cluster": cluster.to_json(), "rows": lines}, found, folder)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hsap import clusters
-from tests.bench import fidelity, record
+from tests.bench import fidelity
 from tests.bench.fidelity import Row
 
 
@@ -25,24 +25,15 @@ def test_rows_are_judged_by_error_and_by_order() -> None:
     assert len(lines) == 5 and "+10.0%" in lines[1]
 
 
-def test_results_are_lines_with_date_and_machine(tmp_path) -> None:
-    for value in (1, 2):
-        path = record.append("some", {"value": value}, tmp_path / "kept")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert path.name == "some.jsonl" and [line["value"] for line in lines] == [1, 2]
-    assert lines[0]["versions"]["torch"] and lines[0]["machine"]["cores"] >= 1 and lines[0]["date"][:2] == "20"
-
-
 @pytest.mark.slow
 def test_real_runs_are_compared(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(fidelity, "PACKS", {"small": ((40, 7, 90), "causal")})
     monkeypatch.setattr(fidelity, "PLANNERS", ("ring", "sap"))
-    monkeypatch.setattr(record, "FOLDER", tmp_path)
     path = tmp_path / "mine.yaml"
     clusters.write(clusters.read("cpu-gloo"), path, {}, "")
-    fidelity.main(["--turns", "2", "--cluster", str(path)])
+    fidelity.main(["--turns", "2", "--cluster", str(path)], tmp_path)
     out = capsys.readouterr().out
     assert out.count("\nsmall ") == 2 and "median_error" in out
     (line,) = (tmp_path / "fidelity.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [row[:2] for row in json.loads(line)["rows"]] == [["small", "ring"], ["small", "sap"]]
-    assert all(0 < row[3] <= row[2] < 10 for row in json.loads(line)["rows"])
+    assert [row[:2] for row in json.loads(line)["figures"]["rows"]] == [["small", "ring"], ["small", "sap"]]
+    assert all(0 < row[3] <= row[2] < 10 for row in json.loads(line)["figures"]["rows"])
