@@ -64,6 +64,10 @@ def test_a_cluster_may_be_a_file(project, capsys) -> None:
         (["--nodes", "0"], "--nodes is 0"),
         (["--planners", "auto"], "unknown name 'auto'"),
         (["--global-batch-tokens", "9"], "less than one pack"),
+        (["--global-batch-tokens", "1000000000000"], "more than 1048576 packs"),
+        (["--nodes", "100000000000"], "ranks are more than the 131072 that are searched"),
+        (["train.steps=3"], "train.steps=3: settings of train.py are for --measure"),
+        (["-o", "../x"], "an experiment's name is letters"),
         (["--seq-len", "16777216", "--global-batch-tokens", "16777216"], "nothing that is legal fits"),
     ],
 )

@@ -57,3 +57,23 @@ def test_what_can_t_be_drawn_is_refused(plan, tmp_path, capsys):
     broken = tmp_path / "broken.txt"
     broken.write_text("\n".join(line for line in text.split("\n") if "recv-op" not in line))
     assert main(["view", str(broken), *out]) in (1, 2) and not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-o", "a.plan"], "that is PLAN, which would be overwritten"),
+        (["-o", "same", "--trace", "same"], "that is -o, which would be overwritten"),
+        (["-o", "no/r.html"], "its folder isn't there"),
+        (["--trace", "no/t.json"], "its folder isn't there"),
+        (["-o", ""], "-o: an empty name is no file"),
+        ([""], "PLAN2: an empty name is no file"),
+    ],
+)
+def test_no_file_is_lost_and_none_half_written(plan, tmp_path, monkeypatch, capsys, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    kept = (tmp_path / plan("a.plan")).read_bytes()
+    assert main(["view", "a.plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.plan"] and (tmp_path / "a.plan").read_bytes() == kept
