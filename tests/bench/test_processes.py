@@ -30,6 +30,8 @@ def test_what_a_rank_says_comes_back_and_what_fails_is_told():
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ranks_are_gone_when_the_bench_is(how, tmp_path):
     code = (
+        # A shell's background jobs ignore an interrupt, and so would what they start.
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from hsap.bench.processes import run_ranks\nfrom tests.bench.test_processes import forever\n"
         "run_ranks(1, forever)"
     )
