@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hsap.cli import datasets
 from hsap.cli.exit import OK
+from hsap.cli.files import check_writable
 from hsap.cli.problem import named
 from hsap.ir.check import one_of, whole
 from hsap.ir.heads import HeadShape
@@ -30,7 +31,7 @@ def _add_calibrate(what) -> None:
     command = what.add_parser(
         "calibrate", help="time kernels, memory and messages, and write the cluster that `--cluster FILE.yaml` reads"
     )
-    command.add_argument("-o", "--output", metavar="FILE.yaml", help="where to write it (default: print it only)")
+    command.add_argument("-o", "--out", metavar="FILE.yaml", help="where to write it (default: print it only)")
     command.add_argument("--ranks", type=int, default=2, metavar="N", help="processes, of one thread each (default 2)")
     command.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
     command.add_argument("--heads", metavar="Q:KV:DIM", help="default 8:2:64 on CPUs, 32:8:128 on GPUs")
@@ -74,8 +75,10 @@ def _paper(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None and not arguments.output.endswith((".yaml", ".yml")):
-        raise ValueError(f"-o {arguments.output}: --cluster takes files that end with .yaml; give such a name")
+    if arguments.out is not None:
+        if not arguments.out.endswith((".yaml", ".yml")):
+            raise ValueError(f"--out {arguments.out}: --cluster takes files that end with .yaml; give such a name")
+        check_writable("--out", arguments.out)
     # torch, and processes: only here.
     from hsap.bench.calibrate import HEADS, calibrate
 
@@ -84,10 +87,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         usual = HEADS["cuda" if arguments.device == "cuda" else "cpu"]
         text = arguments.heads or f"{usual.num_q_heads}:{usual.num_kv_heads}:{usual.head_dim}"
         heads = named("--heads, --dtype", HeadShape.parse, text, arguments.dtype or usual.dtype)
-    name = Path(arguments.output).stem if arguments.output else "here"
+    name = Path(arguments.out).stem if arguments.out else "here"
     found = calibrate(arguments.ranks, arguments.device, heads, arguments.turns, name)
-    if arguments.output is not None:
-        found.save(arguments.output)
+    if arguments.out is not None:
+        found.save(arguments.out)
     if arguments.json:
         residuals = {residual.what: residual.errors for residual in found.residuals}
         print(json.dumps({"cluster": found.cluster.to_json(), "residuals": residuals}))
@@ -96,8 +99,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     for field in dataclasses.fields(found.cluster):
         print(f"  {field.name:<24} {_shown(getattr(found.cluster, field.name))}")
     print("\n" + found.table())
-    if arguments.output is not None:
-        print(f"\n{arguments.output}: give it as --cluster {arguments.output}")
+    if arguments.out is not None:
+        print(f"\n{arguments.out}: give it as --cluster {arguments.out}")
     return OK
 
 

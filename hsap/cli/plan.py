@@ -12,6 +12,7 @@ from pathlib import Path
 from hsap.api import compile, simulate
 from hsap.cli import problem as problem_flags
 from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.files import check_writable
 from hsap.cli.show import show
 from hsap.ir.check import Refused
 from hsap.ir.layout import Layout
@@ -41,8 +42,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hsap.planners import check_options
 
     make, layouts, is_list = problem_flags.problems(arguments)
-    if arguments.out == "":
-        raise ValueError("--out: the file's name is empty; give the path to keep the plan at")
+    if arguments.out is not None:
+        check_writable("--out", arguments.out)
     if is_list and arguments.out:
         raise ValueError(f"--out {arguments.out}: there are {len(layouts)} batches; give a file with one batch")
     name, options = read_planner(arguments.planner)

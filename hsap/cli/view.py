@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.files import check_writable
 from hsap.cli.problem import CLUSTERS
 from hsap.cli.verify import read_plan
 from hsap.ir.plan import Plan
@@ -66,15 +67,15 @@ def _check_files(arguments: argparse.Namespace) -> None:
     named = {"PLAN": arguments.plan, "PLAN2": arguments.other, "-o": arguments.out, "--trace": arguments.trace}
     taken: dict[Path, str] = {}
     for flag, name in named.items():
-        if name == "":
-            raise ValueError(f"{flag}: an empty name is no file; give a path")
         if name is None:
             continue
-        if not flag.startswith("PLAN"):
-            if (other := taken.get(Path(name).resolve())) is not None:
-                raise ValueError(f"{flag} {name}: that is {other}, which would be overwritten; choose another file")
-            if not Path(name).absolute().parent.is_dir():
-                raise ValueError(f"{flag} {name}: its folder isn't there; make it, or choose another")
+        if flag.startswith("PLAN"):
+            if not name:
+                raise ValueError(f"{flag}: an empty name is no file; give a path")
+        elif (other := taken.get(Path(name).resolve())) is not None:
+            raise ValueError(f"{flag} {name}: that is {other}, which would be overwritten; choose another file")
+        else:
+            check_writable(flag, name)
         taken[Path(name).resolve()] = flag
 
 

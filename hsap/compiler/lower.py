@@ -2,12 +2,13 @@
 
 A column is the InterSP ranks of equal intra index. Everything here is in column terms: rank = InterSP rank, peers
 likewise; `expand` turns it into the streams of all inter × intra ranks. Within a stage a rank first packs what it
-sends, starts the stage's rounds, computes, waits, and then folds what arrived:
+sends, starts the rounds that leave in it, computes, waits for the rounds that end in it, and then folds what arrived:
 
     copy … | send recv launch … | attend … | wait … | merge, sum …
 
-so that a stage's transfers run under its blocks. Blocks are fused: all those of a rank, stage and head group that read
-the same buffers are one kernel, be they home buffers or trays (`hsap.compiler.trays`).
+so that transfers run under the blocks of the stages that they last (`Transfers.stage` … `until`). Blocks are fused: all
+those of a rank, stage and head group that read the same buffers are one kernel, be they home buffers or trays
+(`hsap.compiler.trays`).
 """
 
 from __future__ import annotations

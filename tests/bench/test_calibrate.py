@@ -147,7 +147,8 @@ def test_the_command_measures_and_writes_a_cluster(tmp_path, capsys) -> None:
 
 def test_what_can_t_be_calibrated_is_refused(capsys) -> None:
     for more, told in (
-        (["-o", "mine.txt"], "-o mine.txt: --cluster takes files that end with .yaml"),
+        (["-o", "mine.txt"], "--out mine.txt: --cluster takes files that end with .yaml"),
+        (["-o", "no/such/mine.yaml"], "--out no/such/mine.yaml: its folder isn't there"),
         (["--ranks", "0"], "calibrate: ranks is 0"),
         (["--device", "abacus"], "unknown device 'abacus'"),
         (["--heads", "8:3"], "--heads, --dtype: heads: can't read '8:3'"),
