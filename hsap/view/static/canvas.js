@@ -126,3 +126,15 @@ export function navigate(canvas, { pan, zoom }) {
   });
   host.addEventListener("dblclick", (event) => zoom(event.shiftKey ? 0.5 : 2, ...canvas.at(event)));
 }
+
+/** Name what runs across and what runs down a square whose corner is at (margin, margin); at: the words' baseline. */
+export function drawSides(context, margin, at, across, down) {
+  context.textAlign = "left";
+  context.fillText(across, margin, at);
+  context.save();
+  context.translate(at, margin);
+  context.rotate(-Math.PI / 2);
+  context.textAlign = "right";
+  context.fillText(down, 0, 0);
+  context.restore();
+}

@@ -1,6 +1,6 @@
 // Links: bytes from every rank to every other, as a heat map with the nodes' borders.
 
-import { Canvas, follow } from "./canvas.js";
+import { Canvas, drawSides, follow } from "./canvas.js";
 import { heat, theme } from "./colours.js";
 import { light } from "./course.js";
 import { change, lit, on, shown, state } from "./state.js";
@@ -81,14 +81,7 @@ export class Links {
       context.textAlign = "center";
       context.fillText(String(rank), at, MARGIN - 8);
     }
-    context.textAlign = "left";
-    context.fillText("to →", MARGIN, 7);
-    context.save();
-    context.translate(7, MARGIN);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = "right";
-    context.fillText("← from", 0, 0);
-    context.restore();
+    drawSides(context, MARGIN, 7, "to →", "← from");
   }
 
   drawOver(context) {

@@ -1,6 +1,6 @@
 // Matrix: queries down, keys across; every visible pair in the colour of who computes it, or when.
 
-import { Canvas, follow, navigate } from "./canvas.js";
+import { Canvas, drawSides, follow, navigate } from "./canvas.js";
 import { above } from "./columns.js";
 import { inkOn, pixel, rankColour, rgb, stageColour, theme } from "./colours.js";
 import { light } from "./course.js";
@@ -123,14 +123,7 @@ export class Matrix {
     context.strokeRect(MARGIN - 0.5, MARGIN - 0.5, side + 1, side + 1);
     context.fillStyle = theme.muted;
     context.textBaseline = "alphabetic";
-    context.textAlign = "left";
-    context.fillText("keys →", MARGIN, 11);
-    context.save();
-    context.translate(11, MARGIN);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = "right";
-    context.fillText("← queries", 0, 0);
-    context.restore();
+    drawSides(context, MARGIN, 11, "keys →", "← queries");
     canvas.host.dataset.sight = state.sight.join(" ");
   }
 
