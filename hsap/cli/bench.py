@@ -80,11 +80,15 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--out {arguments.out}: --cluster takes files that end with .yaml; give such a name")
         check_writable("--out", arguments.out)
     # torch, and processes: only here.
+    from torch.cuda import is_available
+
     from hsap.bench.calibrate import HEADS, calibrate
 
     heads = None
     if arguments.heads is not None or arguments.dtype is not None:
-        usual = HEADS["cuda" if arguments.device == "cuda" else "cpu"]
+        if arguments.device is not None:
+            one_of("--device: unknown device", arguments.device, HEADS, "devices")
+        usual = HEADS[arguments.device or ("cuda" if is_available() else "cpu")]
         text = arguments.heads or f"{usual.num_q_heads}:{usual.num_kv_heads}:{usual.head_dim}"
         heads = named("--heads, --dtype", HeadShape.parse, text, arguments.dtype or usual.dtype)
     name = Path(arguments.out).stem if arguments.out else "here"

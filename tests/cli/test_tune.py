@@ -115,7 +115,7 @@ def test_the_experiment_trains_and_trials_are_measured(tmp_path, capsys) -> None
     try:
         assert main([*asked, "--measure", "-o", name]) == 0
         (row,) = json.loads(capsys.readouterr().out)["rows"]
-        assert row["measured"] > 0, row["measured"]
+        assert (row["measured_tokens_per_s"] or 0) > 0, row["trial_failed"]
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
              "--nproc-per-node=2", str(PROJECT / "train.py"), f"+experiment={name}", "train.steps=2",

@@ -16,7 +16,7 @@ from hsap.tune import table
 from hsap.tune.choices import Refusals, shapes, too_large
 from hsap.tune.experiment import chosen, overrides, write
 from hsap.tune.job import Job, packs_per_step
-from hsap.tune.measure import override
+from hsap.tune.measure import Measured, override
 from hsap.tune.search import tune
 from hsap.tune.setting import GIB
 from tests.bench.planning.cases import FOLDER
@@ -96,15 +96,19 @@ def test_rows_are_ranked_and_fit(found) -> None:
 
 
 def test_the_table_has_every_row_and_reason(found) -> None:
-    text = table.text(found, {0: 123456.0, 1: "it failed"})
-    assert "123,456" in text and "it failed" in text and "Not in the table:" in text
+    trials = {0: Measured(123456.0), 1: Measured(None, "it fell over")}
+    text = table.text(found, trials)
+    assert "123,456" in text and "Not in the table:" in text
+    assert f"{found.rows[1].setting.planner}: it fell over" in text.split("Trials that failed:")[1]
+    told = [(row["measured_tokens_per_s"], row["trial_failed"]) for row in table.figures(found, trials)["rows"]]
+    assert told == [(123456.0, None), (None, "it fell over"), *[(None, None)] * (len(found.rows) - 2)]
     assert text.count("GiB") >= 2 and f"{found.rows[0].setting.dp} x {found.rows[0].setting.topology}" in text
     figures = table.figures(found)
     assert len(figures["rows"]) == len(found.rows) and figures["rows"][0]["memory_bytes"]["weights"] > 0
 
 
 def test_what_never_fits_is_refused_with_what_would() -> None:
-    with pytest.raises(Refused, match=r"nothing that is legal fits 8 ranks.*needs .* GiB.*largest item is .*--nodes"):
+    with pytest.raises(Refused, match=r"nothing that is legal fits 8 ranks.*needs .* GiB.*largest item is .* nodes would do"):
         tune(job(seq_len=1 << 24, lengths=(1 << 24,), packs=1), ["sap"], 3)
     with pytest.raises(Refused, match="unknown name 'nobody'"):
         tune(job(), ["nobody"], 3)
