@@ -24,10 +24,10 @@ from tests.bench.record import RESULTS, caption, conditions, record
 
 LEGEND = (
     "ratio: CPU seconds of all ranks over one process's, alone on the machine, the mean of before and after (aim "
-    "1.10); busy: over one process's as all cores do the same. kernel … a2a: the ranks' CPU seconds by kind of step, main "
-    "threads only; threads: those of other threads (gloo's); rest: the main threads' outside steps. error: largest "
-    "difference to one process over the tensor's largest value. µs/instr.: the interpreter's own code, with nothing to "
-    "compute (aim 10)."
+    "1.10); busy: over one process's as all cores do the same. kernel … a2a: the ranks' CPU seconds by kind of step, "
+    "main threads only; threads: those of other threads (gloo's); rest: the main threads' outside steps. error: "
+    "largest difference to one process over the tensor's largest value. µs/instr.: the interpreter's own code, with "
+    "nothing to compute (aim 10)."
 )
 TITLES = ("CPU s", "ratio", "busy", "wall s", "kernel", "fold", "launch", "wait", "a2a", "threads", "rest", "error")
 
