@@ -19,6 +19,7 @@ from hsap.data.document import NO_TARGET
 from hsap.data.pack import Pack
 from hsap.data.store import DocumentStore
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """The packs that one sequence-parallel group holds in a micro-step, T tokens in token-position order.

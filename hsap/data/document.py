@@ -31,8 +31,8 @@ class Sample:
 
     tokens: int32 [num_tokens]. trained: bool [num_tokens], whether the token is a target of the loss (the first one of
     a document never is, whatever this says); None: all are. answers: rows at which the answers of a shared question
-    begin, ascending; empty for every other document (the form of `hsap.ir.families`' shared question: question[:-1], then each answer
-    behind the question's last token).
+    begin, ascending; empty for every other document. A shared question is stored as the question without its last
+    token, then each answer behind that token.
     """
 
     id: str
