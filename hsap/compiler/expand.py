@@ -12,8 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 from hsap.compiler.lower import CODE, HELD, MAX_OPERANDS, Draft
+from hsap.compiler.widen import Runs
 from hsap.ir.block import Shards
-from hsap.ir.heads import HeadRun, HeadShape
+from hsap.ir.heads import HeadShape
 from hsap.ir.precision import ALIGNMENT, Precision, unit_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import KV_ROLES, NONE, Buffers, Op, Programs, Role, Space
@@ -72,7 +73,7 @@ def _deal_rows(spans, column_rows, intra):
     return parts[:count], rank_rows
 
 
-def expand(problem: Problem, draft: Draft, column_rows, rank_rows, num_groups: int, direction: str) -> Programs:
+def expand(problem: Problem, draft: Draft, column_rows, rank_rows, direction: str) -> Programs:
     """Give every rank its instructions and (unplaced) buffers. column_rows, rank_rows: as `place_rows` gave them."""
     intra, num_columns = problem.topology.intra_sp, problem.topology.inter_sp
     by_rank = order_of(draft.buffers[_HELD_RANK])
@@ -82,7 +83,7 @@ def expand(problem: Problem, draft: Draft, column_rows, rank_rows, num_groups: i
     columns = np.arange(num_columns + 1)
     of_column = (np.searchsorted(held[_HELD_RANK], columns), np.searchsorted(draft.code[_RANK], columns))
     offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
-    heads = _head_table(problem.heads, intra, num_groups)
+    heads = _head_table(problem.heads, intra, draft.runs)
     starts = row_starts(draft.table.spans)
     buffers = _buffers(problem, held, of_column[0], offsets, (starts, column_rows, rank_rows), heads, direction)
     columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
@@ -111,7 +112,7 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
     peer, round_ = np.empty(total, np.int32), np.empty(total, np.int32)
     buf, run = np.full((total, MAX_OPERANDS), NONE, np.int32), np.empty((total, 4), np.int16)
     rows, slices = np.empty((total, 2), np.int32), np.empty((total, 2), np.int32)
-    intra, num_groups = heads.shape[0], heads.shape[1]
+    intra, num_runs = heads.shape[0], heads.shape[1]
     i = 0
     for rank in range(len(offsets) - 1):
         column, index = rank // intra, rank % intra
@@ -127,19 +128,18 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
                 rows[i, 0], rows[i, 1] = column_rows[column, 0], column_rows[column, 1]
             slices[i, 0], slices[i, 1] = code[_SLICE, c], code[_SLICE + 1, c]
             for k in range(4):
-                run[i, k] = heads[index, code[_GROUP, c] % num_groups, k]
+                run[i, k] = heads[index, code[_GROUP, c] % num_runs, k]
             i += 1
     return op, role, peer, round_, buf, rows, slices, run, stage
 
 
 @lru_cache(maxsize=64)
-def _head_table(heads: HeadShape, intra: int, num_groups: int) -> np.ndarray:
-    """Heads of each intra index and head group, numbered within the share; the last entry (ALL) is the whole share."""
-    table = np.zeros((intra, num_groups + 1, 4), np.int64)
-    for j, share in enumerate(heads.shares(intra)):
-        runs = [*heads.groups(share, num_groups), HeadRun(0, share.q_count, 0, share.kv_count)]
-        table[j] = runs
-    return table
+def _head_table(heads: HeadShape, intra: int, runs: Runs) -> np.ndarray:
+    """Heads of each intra index and run of head groups, numbered within the share; the last entry is the whole share.
+
+    That is ALL.
+    """
+    return np.array([runs.heads(heads, share) for share in heads.shares(intra)], np.int64)
 
 
 def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffers:
@@ -162,7 +162,7 @@ def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_h
     total = offsets[-1]
     roles, spaces, accs = np.empty(total, np.int8), np.empty(total, np.int8), np.empty(total, np.bool_)
     rows, run, num_bytes = np.empty((total, 2), np.int32), np.empty((total, 4), np.int16), np.empty(total, np.int64)
-    intra, num_groups = heads.shape[0], heads.shape[1]
+    intra, num_runs = heads.shape[0], heads.shape[1]
     i = 0
     for rank in range(len(offsets) - 1):
         column, index = rank // intra, rank % intra
@@ -171,7 +171,7 @@ def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_h
             roles[i], spaces[i], accs[i] = role, space, acc == 1
             outer = space == Space.INPUT or space == Space.OUTPUT
             own = intra > 1 and outer and not (backward and (role == Role.Q or role == Role.KV))
-            h = all_heads if own else heads[index, held[_HELD_GROUP, b] % num_groups]
+            h = all_heads if own else heads[index, held[_HELD_GROUP, b] % num_runs]
             first, stop = held[_HELD_FIRST, b], held[_HELD_STOP, b]
             if first < 0:
                 first = rank_rows[rank, 0] if own else column_rows[column, 0]

@@ -7,7 +7,7 @@ sends, starts the rounds that leave in it, computes, waits for the rounds that e
     copy … | send recv launch … | attend … | wait … | merge, sum …
 
 so that transfers run under the blocks of the stages that they last (`Transfers.stage` … `until`). Blocks are fused: all
-those of a rank, stage and head group that read the same buffers are one kernel, be they home buffers or trays
+those of a rank, stage and run of head groups that read the same buffers are one kernel, be they home buffers or trays
 (`hsap.compiler.trays`).
 """
 
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.compiler.messages import messages, packed
-from hsap.compiler.order import IS_OF_QUERIES
+from hsap.compiler.order import IS_OF_QUERIES, IS_RESULT
 from hsap.compiler.travel import Travel
-from hsap.compiler.trays import IS_RESULT, NEVER, SIDES, SpanTable, Trays
+from hsap.compiler.trays import NEVER, SIDES, SpanTable, Trays
+from hsap.compiler.widen import Runs, Wide
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
@@ -32,7 +33,7 @@ PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
 """Phases of a stage, in order."""
 
 ALL = -1
-"""Head group of a buffer or an instruction that covers the column's whole share."""
+"""Run of head groups of a buffer or an instruction that covers the column's whole share."""
 
 MAX_OPERANDS = max(len(operands) for operands in OPERANDS.values())
 HELD = ("role", "space", "acc", "rank", "first", "stop", "group")
@@ -47,15 +48,16 @@ class Draft:
     """A column's buffers and instructions before they are given to ranks and memory.
 
     buffers: int64 [len(HELD), n], rows as in `HELD`; first and stop are a range of the span table, NONE for all rows of
-    the rank; group: ALL or a head group. code: int32 [len(CODE) + 5, n], rows as in `CODE` and then those of the
+    the rank; group: ALL or one of `runs`. code: int32 [len(CODE) + 5, n], rows as in `CODE` and then those of the
     operands, sorted by rank and then in order; slice and last: range of `index` that is attended. index: int32 [n] of
-    slice indices, as in `Programs`. table: the span table with the rows of this draft's trays.
+    slice indices, as in `Programs`. table: the span table with the rows of this draft's trays. runs: of head groups.
     """
 
     buffers: np.ndarray
     code: np.ndarray
     index: np.ndarray
     table: SpanTable
+    runs: Runs
 
 
 class _Buffers:
@@ -119,22 +121,14 @@ def _times(code):
 NO_ROWS = (NONE, NONE)
 
 
-def lower(
-    table: SpanTable,
-    schedule: Schedule,
-    transfers: tuple[Transfers, Transfers],
-    direction: str,
-    num_ranks: int,
-    num_groups: int,
-    resharded: bool,
-) -> Draft:
+def lower(table: SpanTable, wide: Wide, direction: str, num_ranks: int, resharded: bool) -> Draft:
     """Lower one mask and direction of a strategy.
 
-    table: the span table, to which trays add their rows. transfers: inputs and results that travel, as `order` gives
-    them. resharded: whether AllToAll stands between the ranks' tensors and the column's (intra_sp > 1).
+    table: the span table, to which trays add their rows. resharded: whether AllToAll stands between the ranks' tensors
+    and the column's (intra_sp > 1).
     """
-    first_round = len(INPUTS[direction])
-    travel = Travel.of(table, transfers, direction, num_ranks, num_groups, first_round)
+    first_round, schedule = len(INPUTS[direction]), wide.schedule
+    travel = Travel.of(table, wide, direction, num_ranks, first_round)
     moved, rounds = travel.moved, travel.rounds
     first_stage = int(moved.stage.min(initial=0)) - 1
     last_stage = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0))) + 1
@@ -148,7 +142,7 @@ def lower(
     _launch(code, moved, rounds, num_ranks)
     for i, role in enumerate(OUTPUTS[direction]):
         ends.leave(role, homes[role], last_stage, int(rounds.max(initial=first_round - 1)) + 1 + i)
-    return Draft(buffers.table(), code.streams(), index, travel.table)
+    return Draft(buffers.table(), code.streams(), index, travel.table, wide.runs)
 
 
 class _Ends:
@@ -187,7 +181,6 @@ class _Places:
 
     def __init__(self, buffers: _Buffers, shards: Shards, trays: Trays, homes: dict, direction: str) -> None:
         self.shards, self.trays, self.num_ranks = shards, trays, trays.num_ranks
-        self.group = named_group(trays.group, trays.num_groups)
         self.buffers = np.full((len(trays.stage), trays.num_ranks + len(trays.rank)), NONE)
         for role, home in homes.items():
             self.buffers[role, : self.num_ranks] = home
@@ -199,7 +192,7 @@ class _Places:
     def add(self, buffers: _Buffers, role, acc, tray: np.ndarray) -> np.ndarray:
         """Append a buffer for each of these trays."""
         rows = self.trays.rows[tray].T
-        return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.group[tray])
+        return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.trays.group[tray])
 
     def buffer(self, role, place: np.ndarray) -> np.ndarray:
         """Buffer of a role in each place."""
@@ -208,22 +201,15 @@ class _Places:
         return found
 
 
-def named_group(group: np.ndarray, num_groups: int) -> np.ndarray:
-    """Head groups as buffers and instructions name them: ALL where there is just one."""
-    return group if num_groups > 1 else np.full(len(group), ALL)
-
-
 def _exchange(buffers, code, places: _Places, travel: Travel, direction: str) -> None:
     """Send rows from where they are (home, or a tray of a rank that got them before) to where they are needed.
 
     Messages are joined to their rounds at both ends; equal pairs keep one order at both.
     """
-    moved, num_groups = travel.moved, places.trays.num_groups
+    moved = travel.moved
     source, target = places.buffer(moved.role, travel.here), places.buffer(moved.role, travel.there)
-    if num_groups > 1:
-        _pack(buffers, code, places.shards, moved, source, np.flatnonzero(travel.here < places.num_ranks))
-    group = named_group(moved.group, num_groups)
-    m = messages(moved, group, travel.rounds, source, target, travel.rows, travel.to_rows)
+    _pack(buffers, code, places.shards, moved, source, travel.parted)
+    m = messages(moved, travel.rounds, source, target, travel.rows, travel.to_rows)
     for role in OUTPUTS[direction]:
         _return(buffers, code, places, role, m)
     for op, place, (at, rank, peer, first, stop) in (
@@ -235,9 +221,9 @@ def _exchange(buffers, code, places: _Places, travel: Travel, direction: str) ->
 
 
 def _pack(buffers, code, shards, moved: Transfers, source: np.ndarray, mine: np.ndarray) -> None:
-    """Copy what leaves home in one head group, and let it be sent from there; `mine` are such transfers.
+    """Copy what leaves home without all of its heads, and let it be sent from there; `mine` are such transfers.
 
-    A home buffer has all heads of its rows side by side. Shards that lie side by side there are copied together.
+    Shards that lie side by side at home are copied together.
     """
     if not len(mine):
         return
@@ -259,7 +245,7 @@ def _return(buffers, code, places: _Places, role: Role, m: dict[str, np.ndarray]
     partial = places.buffers[role, places.num_ranks + full]
     packed = places.add(buffers, role, 0, full)
     code.emit(Op.COPY, trays.rank[full], trays.stage[role, full], PACK, role=role, buf=(partial, packed),
-              rows=trays.rows[full].T, group=places.group[full])  # fmt: skip
+              rows=trays.rows[full].T, group=trays.group[full])  # fmt: skip
     mine = slice(*np.searchsorted(m["role"], (role, role + 1)))
     dst, until, rounds, to_first, to_stop, group = (
         m[name][mine] for name in ("dst", "until", "round", "to_first", "to_stop", "group")
@@ -285,7 +271,7 @@ def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
 
 
 def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.ndarray:
-    """Emit one fused kernel for all blocks of a rank, stage and head group that read the same two places.
+    """Emit one fused kernel for all blocks of a rank, stage and run of head groups that read the same two places.
 
     Returns the index of the slices that are attended, kernel by kernel.
     """
@@ -295,13 +281,12 @@ def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.nd
     ]
     op = Op.ATTEND if direction == "forward" else Op.ATTEND_GRAD
     code.emit(op, schedule.rank[lead], schedule.stage[lead], COMPUTE, buf=operands,
-              slices=(borders[:-1], borders[1:]), group=named_group(schedule.group[lead], places.trays.num_groups)
-    )  # fmt: skip
+              slices=(borders[:-1], borders[1:]), group=schedule.group[lead])  # fmt: skip
     return index.astype(np.int32)
 
 
 def kernels(shards: Shards, schedule: Schedule, trays: Trays) -> tuple[np.ndarray, ...]:
-    """Fuse the entries of a rank, stage and head group that read the same two places.
+    """Fuse the entries of a rank, stage and run of head groups that read the same two places.
 
     Returns (place of each entry's queries and of its keys, see `Trays.find`; an entry of each kernel; borders of what
     each attends, int64 [num_kernels + 1]; and that: indices of slices, int64 [n]).
@@ -311,12 +296,12 @@ def kernels(shards: Shards, schedule: Schedule, trays: Trays) -> tuple[np.ndarra
         trays.find(shards, np.full(len(rank), role), rank, schedule.shard_of(role), group)[0]
         for role in (Role.Q, Role.KV)
     )
-    num_stages, num_groups = int(schedule.stage.max(initial=0)) + 1, trays.num_groups
+    num_stages, num_runs = int(schedule.stage.max(initial=0)) + 1, len(trays.runs.runs)
     num_places = trays.num_ranks + len(trays.rank)
     pair, num_pairs = q * num_places + kv, num_places * num_places
-    if num_pairs >= (1 << 62) // (trays.num_ranks * num_stages * num_groups):
+    if num_pairs >= (1 << 62) // (trays.num_ranks * num_stages * num_runs):
         pair, num_pairs = distinct(pair)[1], len(pair)
-    key = ((rank * num_stages + schedule.stage) * num_groups + group) * num_pairs + pair
+    key = ((rank * num_stages + schedule.stage) * num_runs + group) * num_pairs + pair
     in_order = order_of(key)
     lead, borders, index, kernel = _fuse(key, in_order, schedule.block, blocks.offsets)
     fused = np.flatnonzero(kernel != NONE)

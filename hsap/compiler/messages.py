@@ -15,14 +15,14 @@ MESSAGE = (
 )  # fmt: skip
 
 
-def messages(table: Transfers, group, rounds, source, target, rows, to_rows) -> dict[str, np.ndarray]:
+def messages(table: Transfers, rounds, source, target, rows, to_rows) -> dict[str, np.ndarray]:
     """Join transfers between the same two buffers whose rows follow each other at both ends: columns of `MESSAGE`.
 
     Messages of one role follow one another, in the order of roles.
-    group: as instructions name it. source, target: buffers. rows, to_rows: first and stop span of each shard in them.
+    source, target: buffers. rows, to_rows: first and stop span of each shard in them.
     """
     ends = (source, target, *rows, *to_rows)
-    columns = np.stack([table.role, rounds, table.src, table.dst, group, table.stage, table.until, *ends])
+    columns = np.stack([table.role, rounds, table.src, table.dst, table.group, table.stage, table.until, *ends])
     # A round has a rank send once at most, so that it says the other end too.
     num_rounds, num_ranks = int(rounds.max(initial=0)) + 1, int(table.src.max(initial=0)) + 1
     num_groups, num_spans = int(table.group.max(initial=0)) + 1, int(rows[1].max(initial=0)) + 1
@@ -56,7 +56,7 @@ def _join(columns, in_order):
 
 
 def packed(shards: Shards, moved: Transfers, mine: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple]:
-    """Find what is copied together where it leaves home in one head group: all that lies side by side there.
+    """Find what is copied together where it leaves home in one run of head groups: all that lies side by side there.
 
     mine: int64 [m], such transfers. Returns (a transfer of each copy int64 [n], the copy of each of `mine`, first and
     stop span of each copy).

@@ -11,12 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from hsap.ir.block import Shards
-from hsap.ir.program import KV_ROLES, Role
+from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Role
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
 from hsap.loops import loop
 
 IS_OF_QUERIES = ~np.isin(np.arange(max(Role) + 1), KV_ROLES)
 """Whether a role's rows are those of queries, else they are those of keys: table over all roles."""
+
+IS_RESULT = np.isin(np.arange(max(Role) + 1), PARTIAL_ROLES)
+"""Whether a role's rows are partial results, which go home: table over all roles."""
 
 
 def order(shards: Shards, schedule: Schedule, direction: str) -> tuple[Transfers, Transfers]:

@@ -1,6 +1,6 @@
 """Pipeline: from a problem and a planner's strategy to a plan, pass by pass.
 
-    cut, place (planner) → order → relay → prefetch → lower → expand → buffers
+    cut, place (planner) → order → relay → prefetch → widen → lower → expand → buffers
 
 Each pass is a pure function in a file of its own. Whoever wants to know how long passes take, or what they make, gives
 `build` a `Watch`.
@@ -23,11 +23,12 @@ from hsap.compiler.order import order, without_overlap
 from hsap.compiler.prefetch import prefetch
 from hsap.compiler.relay import relay
 from hsap.compiler.trays import SpanTable
+from hsap.compiler.widen import Wide, widen
 from hsap.ir.check import Refused
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, arena_capacity
 from hsap.ir.program import Programs
-from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy, Transfers
+from hsap.ir.schedule import DIRECTIONS, Schedule, Strategy
 from hsap.ir.span import row_starts
 
 Watch = Callable[[str, float, Any], None]
@@ -55,7 +56,7 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict, wat
             *compiled, table = _compile(run, problem, strategy, schedule, direction, table, rows)
             done.append(compiled)
         programs.append(tuple(compiled for compiled, _ in done))
-        charts.append(tuple(_chart(schedule) for _, schedule in done))
+        charts.append(tuple(_chart(wide) for _, wide in done))
         slices.append(forward.blocks.slices)
     made = (tuple(slices), tuple(programs), tuple(charts), None if own == asked.topology else own)
     plan = Plan(asked, planner, options, strategy.shards, table.spans, *rows, *made)
@@ -78,10 +79,11 @@ def watched(watch: Watch, function: Callable, *arguments) -> Any:
 
 def _compile(
     run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
-) -> tuple[Programs, Schedule, SpanTable]:
+) -> tuple[Programs, Wide, SpanTable]:
     """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small."""
-    for made, routed in routes(problem, strategy, schedule, direction, run):
-        programs, grown = _emit(run, problem, strategy, made, routed, direction, table, rows)
+    for wide in routes(problem, strategy, schedule, direction, run):
+        draft = run(lower, table, wide, direction, problem.topology.inter_sp, problem.topology.intra_sp > 1)
+        programs = run(place_buffers, run(expand, problem, draft, *rows, direction))
         if problem.arena_multiple is None:
             break
         _, rank_rows = rows
@@ -89,40 +91,36 @@ def _compile(
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
         if programs.arena_bytes().max() <= arena_capacity(problem, tokens_per_rank):
             break
-    return programs, made, grown
+    return programs, wide, draft.table
 
 
 def routes(
     problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, run: Callable = _plainly
-) -> Iterator[tuple[Schedule, tuple[Transfers, Transfers]]]:
+) -> Iterator[Wide]:
     """Give what travels when for one mask and direction: as the strategy wants it, then with ever less under way.
 
-    problem: of the shape that the strategy is for. Gives schedules with their inputs and results that travel; later
-    ones are made when they are asked for. run: calls a pass.
+    problem: of the shape that the strategy is for. Later ones are made when they are asked for. run: calls a pass.
     """
     transfers = run(order, strategy.shards, schedule, direction)
     if strategy.relay:
         nodes = problem.node_of[:: problem.topology.intra_sp]
         transfers = run(relay, strategy.shards, schedule, transfers, problem.heads, nodes)
+    joined, shape = partial(run, widen, strategy.shards), (problem.topology.inter_sp, strategy.num_groups)
     if strategy.ahead:
-        yield schedule, run(prefetch, transfers, strategy.ahead)
-    yield schedule, transfers
-    yield run(without_overlap, schedule, transfers)
+        yield joined(schedule, run(prefetch, transfers, strategy.ahead), *shape)
+    yield joined(schedule, transfers, *shape)
+    yield joined(*run(without_overlap, schedule, transfers), *shape)
 
 
-def _emit(
-    run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, transfers, direction: str, table, rows
-) -> tuple[Programs, SpanTable]:
-    inter, intra, num_groups = problem.topology.inter_sp, problem.topology.intra_sp, strategy.num_groups
-    draft = run(lower, table, schedule, transfers, direction, inter, num_groups, intra > 1)
-    programs = run(expand, problem, draft, *rows, num_groups, direction)
-    return run(place_buffers, programs), draft.table
-
-
-def _chart(schedule: Schedule) -> np.ndarray:
-    blocks, index = schedule.blocks, schedule.block
-    columns = (blocks.q[index], blocks.kv[index], schedule.group, schedule.rank, schedule.stage, blocks.area[index])
-    return np.stack(columns, axis=1).astype(np.int64).reshape(-1, 6)
+def _chart(wide: Wide) -> np.ndarray:
+    """Give a row for each block and head group, whatever is computed together."""
+    schedule = wide.schedule
+    first, count = np.array(wide.runs.runs, np.int64).reshape(-1, 2)[schedule.group].T
+    entry = np.repeat(np.arange(len(count)), count)
+    group = first[entry] + np.arange(len(entry)) - (np.cumsum(count) - count)[entry]
+    blocks, index = schedule.blocks, schedule.block[entry]
+    columns = (blocks.q[index], blocks.kv[index], group, schedule.rank[entry], schedule.stage[entry])
+    return np.stack((*columns, blocks.area[index]), axis=1).astype(np.int64).reshape(-1, 6)
 
 
 def _check_placement(problem: Problem, strategy: Strategy, planner: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from hsap.compiler.rounds import rounds_of
 from hsap.compiler.trays import SpanTable, Trays, lay_out
+from hsap.compiler.widen import Wide
 from hsap.ir.schedule import Transfers
 
 
@@ -29,20 +30,21 @@ class Travel:
     rows: tuple[np.ndarray, np.ndarray]
     to_rows: tuple[np.ndarray, np.ndarray]
 
+    @property
+    def parted(self) -> np.ndarray:
+        """Transfers whose rows must be copied together before they leave: int64 [m].
+
+        A home buffer has all heads of a row side by side, and these have not all of them.
+        """
+        at_home = self.here < self.trays.num_ranks
+        return np.flatnonzero(at_home & ~self.trays.runs.is_whole[self.moved.group])
+
     @classmethod
-    def of(
-        cls,
-        table: SpanTable,
-        transfers: tuple[Transfers, Transfers],
-        direction: str,
-        num_ranks: int,
-        num_groups: int,
-        first_round: int = 0,
-    ) -> Travel:
-        """Give every transfer of a direction its round and its places. transfers: as `pipeline.routes` gives them."""
-        moved = Transfers.join(*transfers)
+    def of(cls, table: SpanTable, wide: Wide, direction: str, num_ranks: int, first_round: int = 0) -> Travel:
+        """Give every transfer of a direction its round and its places."""
+        moved = Transfers.join(*wide.transfers)
         rounds = rounds_of(moved, num_ranks, first_round)
-        trays, table = lay_out(table, num_ranks, num_groups, direction, moved)
+        trays, table = lay_out(table, num_ranks, wide.runs, direction, moved)
         here, *rows = trays.find(table.shards, moved.role, moved.src, moved.shard, moved.group)
         there, *to_rows = trays.find(table.shards, moved.role, moved.dst, moved.shard, moved.group)
         return cls(moved, rounds, trays, table, here, there, tuple(rows), tuple(to_rows))

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hsap.compiler.order import IS_OF_QUERIES
+from hsap.compiler.order import IS_OF_QUERIES, IS_RESULT
+from hsap.compiler.widen import Runs
 from hsap.ir.block import Shards
-from hsap.ir.program import NONE, PARTIAL_ROLES, Role
+from hsap.ir.program import NONE
 from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS, Transfers
 from hsap.ir.sort import distinct, order_of
 from hsap.ir.span import ranges
@@ -21,9 +22,6 @@ from hsap.loops import inner, loop
 
 NEVER = -(1 << 31)
 """Stage of what doesn't happen."""
-
-_ROLES = np.arange(max(Role) + 1)
-IS_RESULT = np.isin(_ROLES, PARTIAL_ROLES)
 
 
 def _sides(direction: str) -> np.ndarray:
@@ -97,13 +95,14 @@ def _runs(shard, borders, offsets):
 class Trays:
     """All trays of one direction, those of queries before those of keys, and where shards lie on them.
 
-    rank, group: int64 [num_trays]. rows: int64 [num_trays, 2], range of the span table. stage: int64 [num_roles,
-    num_trays], when a role's rows arrive or its partial results leave, NEVER without. keys: int64 [n], rising, what
+    runs: of head groups. rank, group: int64 [num_trays]; a tray's group is one of these runs. rows: int64
+    [num_trays, 2], range of the span table. stage: int64 [num_roles, num_trays], when a role's rows arrive or its
+    partial results leave, NEVER without. keys: int64 [n], rising, what
     `_key` gives for each shard on a tray; tray, first: int64 [n], which tray, and its first span there.
     """
 
     num_ranks: int
-    num_groups: int
+    runs: Runs
     rank: np.ndarray
     group: np.ndarray
     rows: np.ndarray
@@ -117,8 +116,8 @@ class Trays:
 
         A place is the rank where that is the shard's home, else its tray's number behind those of all ranks.
         """
-        place, first, stop = _find(role, rank, shard, group, shards.home, shards.offsets, self.num_ranks,
-                                   self.num_groups, self.keys, self.tray, self.first)  # fmt: skip
+        place, first, stop = _find(role, rank, shard, group, self.runs.behind, shards.home, shards.offsets,
+                                   self.num_ranks, self.keys, self.tray, self.first)  # fmt: skip
         assert place.min(initial=0) > MISSING, "a rank uses a shard that nobody sends to it"
         return place, first, stop
 
@@ -127,31 +126,37 @@ MISSING = -1
 
 
 @loop
-def _find(role, rank, shard, group, home, offsets, num_ranks, num_groups, keys, trays, firsts):
-    """Place and range of spans of each shard on its rank; the place is MISSING where its key isn't there."""
+def _find(role, rank, shard, group, behind_run, home, offsets, num_ranks, keys, trays, firsts):
+    """Place and range of spans of each shard on its rank; the place is MISSING where no key of it is there.
+
+    A shard's trays on a rank have runs of head groups that don't overlap; the one that begins last, but no later than
+    the run that is sought, contains it. behind_run: see `Runs.behind`.
+    """
     place, first, stop = np.empty_like(shard), np.empty_like(shard), np.empty_like(shard)
+    num_runs = len(behind_run)
     for i in range(len(shard)):
         place[i], first[i] = rank[i], offsets[shard[i]]
         if home[shard[i]] != rank[i]:
-            wanted = _key(role[i], rank[i], shard[i], group[i], num_ranks, len(home), num_groups)
+            beyond = _key(role[i], rank[i], shard[i], behind_run[group[i]], num_ranks, len(home), num_runs)
             at, behind = 0, len(keys)
             while at < behind:
                 middle = (at + behind) // 2
-                if keys[middle] < wanted:
+                if keys[middle] < beyond:
                     at = middle + 1
                 else:
                     behind = middle
+            at -= 1
             place[i] = MISSING
-            if at < len(keys) and keys[at] == wanted:
+            if at >= 0 and keys[at] // num_runs == (beyond - behind_run[group[i]]) // num_runs:
                 place[i], first[i] = num_ranks + trays[at], firsts[at]
         stop[i] = first[i] + offsets[shard[i] + 1] - offsets[shard[i]]
     return place, first, stop
 
 
 @inner
-def _key(role, rank, shard, group, num_ranks, num_shards, num_groups):
+def _key(role, rank, shard, group, num_ranks, num_shards, num_runs):
     side = 0 if IS_OF_QUERIES[role] else 1
-    return ((side * num_ranks + rank) * num_shards + shard) * num_groups + group
+    return ((side * num_ranks + rank) * num_shards + shard) * num_runs + group
 
 
 HOMES = 2
@@ -162,63 +167,61 @@ one by one, where a rank gathers a whole document; with small trays it is little
 """
 
 
-def lay_out(
-    table: SpanTable, num_ranks: int, num_groups: int, direction: str, moved: Transfers
-) -> tuple[Trays, SpanTable]:
+def lay_out(table: SpanTable, num_ranks: int, runs: Runs, direction: str, moved: Transfers) -> tuple[Trays, SpanTable]:
     """Deal the shards that travel to trays: (trays, the span table with their rows). moved: inputs and results."""
     shards, sides = table.shards, SIDES[direction]
-    num_shards = len(shards)
+    num_shards, num_runs = len(shards), len(runs.runs)
     when = np.where(IS_RESULT[moved.role], moved.stage, moved.until)
     first_stage = int(when.min(initial=0))
     num_stages = int(when.max(initial=0)) - first_stage + 2
-    most = (1 << 62) // (2 * num_ranks * num_groups)
+    most = (1 << 62) // (2 * num_ranks * num_runs)
     assert num_stages ** sides.shape[1] < most, "stages are numbered without gaps"
     keys, which = distinct(_ends(moved.role, moved.shard, moved.group, moved.src, moved.dst, num_ranks, num_shards,
-                                 num_groups))  # fmt: skip
+                                 num_runs))  # fmt: skip
     times, alike, shard = _times(moved.role, when - first_stage + 1, keys, which, num_stages, num_shards,
-                                 num_groups, num_ranks, sides)  # fmt: skip
+                                 num_runs, num_ranks, sides)  # fmt: skip
     assert len(moved) == np.count_nonzero(times), "a rank gets or sends the same role of a shard twice"
     if int(alike.max(initial=0)) >= (1 << 62) // max(num_shards, 1):
         alike = distinct(alike)[1]
     in_order = order_of(alike * num_shards + table.place[shard])
     total = int(table.tokens.sum())
     limits = np.where((IS_RESULT[sides] & (sides != NONE)).any(axis=1), HOMES * -(-total // num_ranks), total)
-    tray, borders, num_trays = _deal(alike, in_order, keys // (num_ranks * num_shards * num_groups),
+    tray, borders, num_trays = _deal(alike, in_order, keys // (num_ranks * num_shards * num_runs),
                                      table.tokens[shard], limits)  # fmt: skip
     borders = borders[: num_trays + 1]
     table, begins = table.with_lists(shard[in_order], borders)
     first, rows = _places(shard, in_order, borders, begins, shards.offsets)
     lead = in_order[borders[:-1]]
-    rank, group = keys[lead] // (num_groups * num_shards) % num_ranks, keys[lead] % num_groups
+    rank, group = keys[lead] // (num_runs * num_shards) % num_ranks, keys[lead] % num_runs
     stage = times.take(lead, axis=1)
     stage = np.where(stage, stage - 1 + first_stage, NEVER)
-    return Trays(num_ranks, num_groups, rank, group, rows, stage, keys, tray, first), table
+    return Trays(num_ranks, runs, rank, group, rows, stage, keys, tray, first), table
 
 
 @loop
-def _ends(role, shard, group, src, dst, num_ranks, num_shards, num_groups):
+def _ends(role, shard, group, src, dst, num_ranks, num_shards, num_runs):
     """Key of each transfer's shard on the rank that has a tray for it, which inputs come to and results leave."""
     keys = np.empty_like(shard)
     for i in range(len(keys)):
         rank = src[i] if IS_RESULT[role[i]] else dst[i]
-        keys[i] = _key(role[i], rank, shard[i], group[i], num_ranks, num_shards, num_groups)
+        keys[i] = _key(role[i], rank, shard[i], group[i], num_ranks, num_shards, num_runs)
     return keys
 
 
 @loop
-def _times(role, stage, keys, which, num_stages, num_shards, num_groups, num_ranks, sides):
+def _times(role, stage, keys, which, num_stages, num_shards, num_runs, num_ranks, sides):
     """When the rows of each role come or go, 0 never: int64 [num_roles, n]; all but the shard in one number; shards.
 
     role, stage, which: of the transfers, stages from 1 and the place of their key.
     """
-    times = np.zeros((len(_ROLES), len(keys)), np.int64)
+    times = np.zeros((len(IS_RESULT), len(keys)), np.int64)
     alike, shard = np.empty_like(keys), np.empty_like(keys)
     for i in range(len(role)):
         times[role[i], which[i]] = stage[i]
     for i in range(len(keys)):
-        rank_shard = keys[i] // num_groups
+        rank_shard = keys[i] // num_runs
         shard[i] = rank_shard % num_shards
-        alike[i] = rank_shard // num_shards * num_groups + keys[i] % num_groups
+        alike[i] = rank_shard // num_shards * num_runs + keys[i] % num_runs
         for one in sides[rank_shard // num_shards // num_ranks]:
             alike[i] = alike[i] * num_stages + (times[one, i] if one >= 0 else 0)
     return times, alike, shard

@@ -27,7 +27,7 @@ def arena_bytes(problem: Problem, laid: Laid, cost: Cost) -> int:
     inter = problem.topology.inter_sp
     narrow, wide = cost.rows(False), cost.rows(True)
     held = np.zeros((laid.num_stages + 1, inter), np.int64)
-    always = sum((laid.home_tokens * wide[role].sum() for role in OUTPUTS[laid.direction]), np.zeros(inter, np.int64))
+    always = sum((laid.home_tokens * wide[role, -1] for role in OUTPUTS[laid.direction]), np.zeros(inter, np.int64))
     _hold_inputs(held, laid, narrow)
     _hold_results(held, laid, narrow, wide)
     copies = laid.copies

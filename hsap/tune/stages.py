@@ -80,14 +80,13 @@ class Laid:
     """A schedule with what the compiler's passes say of it, in column terms.
 
     starts: first row of each span of the table, see `row_starts`. messages: columns of `MESSAGE`, with places for
-    buffers. copies: what is packed at home before it leaves in one head group: columns role, rank, group, stage,
+    buffers. copies: what is packed at home before it leaves without all heads: columns role, rank, group, stage,
     until, rows. on_q, on_kv: place of each entry of the schedule. lead: an entry of each kernel. work: what kernels do.
     first_stage: of anything; num_stages: from there on.
     """
 
     direction: str
     schedule: Schedule
-    num_groups: int
     home_tokens: np.ndarray
     starts: np.ndarray
     trays: Trays
@@ -110,20 +109,19 @@ class Laid:
 
 
 def _lay(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable) -> Laid:
-    shards, inter, num_groups = strategy.shards, problem.topology.inter_sp, strategy.num_groups
-    schedule, transfers = next(routes(problem, strategy, schedule, direction))
-    travel = Travel.of(table, transfers, direction, inter, num_groups)
+    shards, inter = strategy.shards, problem.topology.inter_sp
+    wide = next(routes(problem, strategy, schedule, direction))
+    schedule, travel = wide.schedule, Travel.of(table, wide, direction, inter)
     moved = travel.moved
-    sent = messages(moved, moved.group, travel.rounds, travel.here, travel.there, travel.rows, travel.to_rows)
-    leaving_home = np.flatnonzero(travel.here < inter) if num_groups > 1 else np.zeros(0, np.int64)
+    sent = messages(moved, travel.rounds, travel.here, travel.there, travel.rows, travel.to_rows)
     q, kv, lead, borders, index = kernels(shards, schedule, travel.trays)
     owner = np.repeat(np.arange(len(lead)), np.diff(borders))
     work = Kernels.of(schedule.blocks.slices[index], owner, len(lead), problem.cluster)
     first = min(int(moved.stage.min(initial=0)), 0)
     last = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0)))
     home_tokens = np.bincount(shards.home, shards.tokens, inter).astype(np.int64)
-    return Laid(direction, schedule, num_groups, home_tokens, row_starts(travel.table.spans), travel.trays, sent,
-                _copies(shards, moved, leaving_home), q, kv, lead, work, first, last - first + 1)  # fmt: skip
+    return Laid(direction, schedule, home_tokens, row_starts(travel.table.spans), travel.trays, sent,
+                _copies(shards, moved, travel.parted), q, kv, lead, work, first, last - first + 1)  # fmt: skip
 
 
 def _copies(shards, moved: Transfers, leaving_home: np.ndarray) -> dict[str, np.ndarray]:
@@ -229,13 +227,10 @@ class Cost:
     def __init__(self, problem: Problem, laid: Laid, share: HeadRun) -> None:
         self.laid, self.cluster, self.dim = laid, problem.cluster, problem.heads.head_dim
         self.precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-        heads = problem.heads.groups(share, laid.num_groups) if laid.num_groups > 1 else [
-            (0, share.q_count, 0, share.kv_count)
-        ]  # fmt: skip
-        self.heads = np.array(heads, np.int64)
+        self.heads = np.array(laid.trays.runs.heads(problem.heads, share), np.int64)
 
     def rows(self, acc: bool) -> np.ndarray:
-        """Bytes in the arena of a row with its statistics, by role and head group: int64 [num_roles, num_groups]."""
+        """Bytes in the arena of a row with its statistics, by role and run of heads: int64 [num_roles, num_runs + 1]."""
         out = np.zeros((max(Role) + 1, len(self.heads)), np.int64)
         for role in Role:
             if role != Role.NONE:

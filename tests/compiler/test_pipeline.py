@@ -95,7 +95,10 @@ def test_a_watch_sees_every_pass_and_what_it_makes():
     given = problem("3x2", masks=(("causal", 1), ("window:5", 1)))
     strategy, seen = run("magi", given, {"relay": True}), []
     plan = build(given, strategy, "magi", {}, lambda *told: seen.append(told))
-    assert [name for name, _, _ in seen] == ["place_rows", *["order", "relay", "lower", "expand", "place_buffers"] * 4]
+    assert [name for name, _, _ in seen] == [
+        "place_rows",
+        *["order", "relay", "widen", "lower", "expand", "place_buffers"] * 4,
+    ]
     assert all(cpu_s >= 0 for _, cpu_s, _ in seen)
     placed = [made for name, _, made in seen if name == "place_buffers"]
     assert all(a is b for a, b in zip(placed, itertools.chain(*plan.programs), strict=True))

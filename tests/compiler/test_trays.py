@@ -9,6 +9,7 @@ from hsap.compiler.lower import CODE, HELD, lower
 from hsap.compiler.order import order
 from hsap.compiler.relay import relay
 from hsap.compiler.trays import HOMES, NEVER, SpanTable, lay_out
+from hsap.compiler.widen import Runs, Wide, widen
 from hsap.ir.block import Shards, cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -21,6 +22,7 @@ from tests.strategies import scattered
 
 HEADS = HeadShape(4, 2, 8, "bf16")
 QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
+ALL_ALIKE = Runs(1, ((0, 1),))
 
 
 def case(planner: str, direction: str):
@@ -31,39 +33,42 @@ def case(planner: str, direction: str):
     transfers = order(strategy.shards, schedule, direction)
     if strategy.relay:
         transfers = relay(strategy.shards, schedule, transfers, HEADS, problem.node_of)
-    return strategy, schedule, transfers
+    return strategy, widen(strategy.shards, schedule, transfers, 5, strategy.num_groups)
 
 
-def lowered(strategy, schedule, transfers, direction: str):
-    table = SpanTable.of(strategy.shards, strategy.shards.spans)
-    draft = lower(table, schedule, transfers, direction, 5, strategy.num_groups, False)
+def lowered(strategy, wide: Wide, direction: str):
+    draft = lower(SpanTable.of(strategy.shards, strategy.shards.spans), wide, direction, 5, False)
     code = dict(zip(CODE, draft.code)) | {"buf": draft.code[len(CODE) :].T}
     return draft, code, dict(zip(HELD, draft.buffers))
 
 
-def histories(strategy, schedule, transfers, direction: str, of_queries: bool) -> list:
-    """For each entry of the schedule when its shard came to its rank and leaves it, None at home."""
-    when = defaultdict(dict)
-    for table, end in zip(transfers, ("dst", "src")):
+def histories(strategy, wide: Wide, of_queries: bool) -> list:
+    """For each entry of the schedule in which run its shard came to its rank and leaves it, and when; None at home."""
+    when, runs = defaultdict(dict), wide.runs.runs
+    for table, end in zip(wide.transfers, ("dst", "src")):
         for i in range(len(table)):
-            at = (int(getattr(table, end)[i]), int(table.shard[i]), int(table.group[i]))
-            if (int(table.role[i]) in QUERY_SIDE) == of_queries:
-                when[at][int(table.role[i])] = int(table.stage[i])
+            first, count = runs[table.group[i]]
+            for group in range(first, first + count):
+                at = (int(getattr(table, end)[i]), int(table.shard[i]), group)
+                if (int(table.role[i]) in QUERY_SIDE) == of_queries:
+                    when[at][int(table.role[i])] = int(table.stage[i]), (first, count)
+    schedule = wide.schedule
     shard = schedule.shard_of(Role.Q if of_queries else Role.KV)
     out = []
-    for rank, s, group in zip(schedule.rank.tolist(), shard.tolist(), schedule.group.tolist()):
+    for rank, s, run in zip(schedule.rank.tolist(), shard.tolist(), schedule.group.tolist()):
         at_home = strategy.shards.home[s] == rank
-        out.append(None if at_home else tuple(sorted(when[rank, s, group].items())))
+        out.append(None if at_home else tuple(sorted(when[rank, s, runs[run][0]].items())))
     return out
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("planner", ["sap", "nested", "magi", "dcp", "allgather", "scattered", "ring"])
 def test_one_kernel_for_all_blocks_between_two_places(planner, direction):
-    strategy, schedule, transfers = case(planner, direction)
-    draft, code, _ = lowered(strategy, schedule, transfers, direction)
+    strategy, wide = case(planner, direction)
+    schedule = wide.schedule
+    draft, code, _ = lowered(strategy, wide, direction)
     kernels = np.flatnonzero((code["op"] == Op.ATTEND) | (code["op"] == Op.ATTEND_GRAD))
-    sides = [histories(strategy, schedule, transfers, direction, q) for q in (True, False)]
+    sides = [histories(strategy, wide, q) for q in (True, False)]
     keys = list(zip(schedule.rank.tolist(), schedule.stage.tolist(), schedule.group.tolist(), *sides))
     found = Counter(zip(code["rank"][kernels].tolist(), code["stage"][kernels].tolist()))
     wanted = Counter((rank, stage) for rank, stage, *_ in set(keys))
@@ -91,13 +96,14 @@ def test_one_kernel_for_all_blocks_between_two_places(planner, direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("planner", ["sap", "nested", "magi", "dcp", "scattered"])
 def test_kernels_attend_their_blocks_once_in_rows_that_they_have(planner, direction):
-    strategy, schedule, transfers = case(planner, direction)
-    draft, code, held = lowered(strategy, schedule, transfers, direction)
+    strategy, wide = case(planner, direction)
+    schedule = wide.schedule
+    draft, code, held = lowered(strategy, wide, direction)
     blocks, shards, spans = schedule.blocks, strategy.shards, draft.table.spans
     wanted = Counter()
     for block, group, rank, stage in zip(*(getattr(schedule, n).tolist() for n in ("block", "group", "rank", "stage"))):
         for i in range(blocks.offsets[block], blocks.offsets[block + 1]):
-            wanted[rank, stage, group if strategy.num_groups > 1 else NONE, i] += 1
+            wanted[rank, stage, group, i] += 1
     found, operands = Counter(), INPUTS[direction] + OUTPUTS[direction]
     for k in np.flatnonzero((code["op"] == Op.ATTEND) | (code["op"] == Op.ATTEND_GRAD)).tolist():
         attended = draft.index[code["slice"][k] : code["last"][k]].tolist()
@@ -117,14 +123,14 @@ def test_kernels_attend_their_blocks_once_in_rows_that_they_have(planner, direct
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("planner", ["sap", "nested", "dcp", "scattered", "ring"])
 def test_messages_carry_the_transfers_rows(planner, direction):
-    """Joined or not: between two ranks, in one stage, just these positions of a role and head group travel, as sent."""
-    strategy, schedule, transfers = case(planner, direction)
-    draft, code, _ = lowered(strategy, schedule, transfers, direction)
-    table = Transfers.join(*transfers)
+    """Joined or not: between two ranks, in one stage, just these positions of a role and run travel, as sent."""
+    strategy, wide = case(planner, direction)
+    draft, code, _ = lowered(strategy, wide, direction)
+    table = Transfers.join(*wide.transfers)
     wanted, found = defaultdict(list), {Op.SEND: defaultdict(list), Op.RECV: defaultdict(list)}
     for role, shard, group, src, dst, stage, _ in zip(*(getattr(table, name).tolist() for name in table.__slots__)):
         rows = positions(strategy.shards.spans[slice(*strategy.shards.offsets[shard : shard + 2])])
-        wanted[role, group if strategy.num_groups > 1 else NONE, src, dst, stage] += rows.tolist()
+        wanted[role, group, src, dst, stage] += rows.tolist()
     for i in range(len(code["op"])):
         if code["op"][i] in found:
             ends = [int(code["rank"][i]), int(code["peer"][i])][:: 1 if code["op"][i] == Op.SEND else -1]
@@ -139,21 +145,21 @@ def test_rows_lie_in_order_of_position_and_lists_are_there_once():
     spans = np.array([[0, 4], [20, 30], [4, 9], [40, 41], [9, 20], [30, 40]])
     shards = Shards.of([(0, spans[:1]), *((1, span[None]) for span in spans[1:])])
     come = Transfers.of(Role.KV, [1, 2, 4, 5, 2, 4, 5, 1], 1, [0, 0, 0, 0, 2, 2, 2, 2], [3, 3, 3, 3, 3, 3, 3, 3])
-    trays, table = lay_out(SpanTable.of(shards, shards.spans), 3, 1, "forward", come)
+    trays, table = lay_out(SpanTable.of(shards, shards.spans), 3, ALL_ALIKE, "forward", come)
     assert trays.rank.tolist() == [0, 2] and trays.stage[Role.KV].tolist() == [3, 3]
     assert trays.rows.tolist() == [[6, 10], [6, 10]]
     assert table.spans[6:].tolist() == [[4, 9], [9, 20], [20, 30], [30, 40]]
     role = np.array([Role.KV, Role.KV])
     place, first, stop = trays.find(shards, role, np.array([2, 1]), np.array([5, 5]), np.array([0, 0]))
     assert (place.tolist(), first.tolist(), stop.tolist()) == ([3 + 1, 1], [9, 5], [10, 6])
-    again, same = lay_out(table, 3, 1, "forward", come)
+    again, same = lay_out(table, 3, ALL_ALIKE, "forward", come)
     assert same.spans is table.spans and again.rows.tolist() == trays.rows.tolist()
 
 
 def test_a_run_of_shards_needs_no_rows_of_its_own():
     shards = Shards.of([(0, np.array([[10 * i, 10 * i + 10]])) for i in range(4)])
     come = Transfers.of(Role.KV, [1, 2, 3], 0, 1, 0)
-    trays, table = lay_out(SpanTable.of(shards, shards.spans), 2, 1, "forward", come)
+    trays, table = lay_out(SpanTable.of(shards, shards.spans), 2, ALL_ALIKE, "forward", come)
     assert trays.rows.tolist() == [[1, 4]] and table.spans is shards.spans
 
 
@@ -161,7 +167,7 @@ def test_trays_are_told_apart_by_stage_and_split_by_tokens():
     shards = Shards.of([(0, np.array([[10 * i, 10 * i + 10]])) for i in range(8)])
     come = Transfers.of(Role.Q, np.arange(8), 0, 1, [0, 0, 0, 0, 0, 0, 0, 1])
     leave = Transfers.of(Role.O, np.arange(8), 1, 0, [4, 4, 4, 4, 4, 4, 5, 5])
-    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 5, 1, "forward", Transfers.join(come, leave))
+    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 5, ALL_ALIKE, "forward", Transfers.join(come, leave))
     # Two homes are 32 tokens: the six shards alike are two trays.
     assert trays.rows.tolist() == [[0, 3], [3, 6], [6, 7], [7, 8]]
     assert trays.stage[Role.Q].tolist() == [0, 0, 0, 1] and trays.stage[Role.O].tolist() == [4, 4, 5, 5]
@@ -171,7 +177,7 @@ def test_a_shard_on_its_way_has_no_result():
     shards = Shards.of([(i, np.array([[10 * i, 10 * i + 10]])) for i in range(3)])
     leave = Transfers.of(Role.O, 0, [1, 2], [2, 0], [1, 2])
     come = Transfers.of(Role.Q, 0, 0, [1], [0])
-    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 3, 1, "forward", Transfers.join(come, leave))
+    trays, _ = lay_out(SpanTable.of(shards, shards.spans), 3, ALL_ALIKE, "forward", Transfers.join(come, leave))
     assert trays.rank.tolist() == [1, 2] and trays.stage[Role.Q].tolist() == [0, NEVER]
 
 
@@ -182,4 +188,4 @@ def test_a_shard_that_nobody_sends_is_noticed():
     arriving, leaving = order(shards, schedule, "forward")
     nothing = arriving.take(np.zeros(0, np.int64))
     with pytest.raises(AssertionError, match="nobody sends"):
-        lower(SpanTable.of(shards, shards.spans), schedule, (nothing, leaving), "forward", 2, 1, False)
+        lower(SpanTable.of(shards, shards.spans), Wide(schedule, (nothing, leaving), ALL_ALIKE), "forward", 2, False)

@@ -117,15 +117,15 @@ def _schedule(shards: Shards, blocks: Blocks, cells: np.ndarray, groups: int, no
     keys = rows * reach + cells[:, 2]
     at = np.searchsorted(keys, rows[last] * reach + begin[kv], side="right") - 1
     rank = cells[np.clip(at, strip_first, last), 5]
-    stage = _stages(rank, shards.home[q], shards.home[kv], kv, blocks.area[block], node_of)
+    stage = _stages(rank, shards.home[q], shards.home[kv], kv, block, blocks.area[block], node_of)
     return Schedule(blocks, block, group, rank, stage)
 
 
-def _stages(rank, q_home, kv_home, kv, area, node_of) -> np.ndarray:
+def _stages(rank, q_home, kv_home, kv, block, area, node_of) -> np.ndarray:
     """Spread each rank's blocks over the stages: what is at home first, then what comes from the node, then the rest.
 
-    Blocks with the same keys stay together; blocks with rows from other nodes wait for stage 2, as rows may come over a
-    relay.
+    Blocks with the same keys stay together, and a block's head groups are never parted, so that what they do alike can
+    be done at once. Blocks with rows from other nodes wait for stage 2, as rows may come over a relay.
     """
     stage = np.zeros(len(rank), np.int64)
     far = (node_of[q_home] != node_of[rank]) | (node_of[kv_home] != node_of[rank])
@@ -138,6 +138,8 @@ def _stages(rank, q_home, kv_home, kv, area, node_of) -> np.ndarray:
     first = np.searchsorted(rank[away], rank[away])
     stop = np.searchsorted(rank[away], rank[away], side="right") - 1
     total = done[stop] + area[away][stop] - done[first]
-    stage[away] = 1 + (done - done[first]) * NUM_STAGES // np.maximum(total, 1)
+    fresh = np.append(True, (np.diff(block[away]) != 0) | (np.diff(rank[away]) != 0))
+    begun = done[np.maximum.accumulate(np.where(fresh, np.arange(len(away)), 0))]
+    stage[away] = 1 + (begun - done[first]) * NUM_STAGES // np.maximum(total, 1)
     stage[away] = np.maximum(stage[away], np.where(far[away], 2, 1))
     return stage

@@ -1,0 +1,181 @@
+"""Widen: what neighbouring head groups do alike is done once, for all their heads.
+
+A planner may place head groups apart, and yet some or all of them often stay together. One by one they would cost: a
+kernel of few heads has few tiles and leaves most of a device idle, and messages of one group are small. So blocks that
+a run of groups computes on one rank in one stage become one entry, and rows that it sends alike become one transfer.
+Rows of a shard then lie on a rank in a buffer for each run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hsap.compiler.order import IS_OF_QUERIES, IS_RESULT
+from hsap.ir.block import Shards
+from hsap.ir.heads import HeadRun, HeadShape
+from hsap.ir.program import Role
+from hsap.ir.schedule import Schedule, Transfers
+from hsap.ir.sort import distinct, order_of
+from hsap.loops import loop
+
+MOST_GROUPS = 62
+"""Borders between head groups are bits of one number; more groups than that stay apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of neighbouring head groups, in rising order: (first group, number of groups) of each."""
+
+    num_groups: int
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def is_whole(self) -> np.ndarray:
+        """Whether each run is all groups: bool [num_runs]."""
+        return np.array([count == self.num_groups for _, count in self.runs], bool)
+
+    @property
+    def behind(self) -> np.ndarray:
+        """How many runs begin no later than each of them: int64 [num_runs]."""
+        first = [first for first, _ in self.runs]
+        return np.searchsorted(first, first, side="right")
+
+    def heads(self, heads: HeadShape, share: HeadRun) -> tuple[HeadRun, ...]:
+        """Heads of each run, numbered within a column's share, and last those of the whole share."""
+        groups, out = heads.groups(share, self.num_groups), []
+        for first, count in self.runs:
+            begin, end = groups[first], groups[first + count - 1]
+            q, kv = end.q_first + end.q_count - begin.q_first, end.kv_first + end.kv_count - begin.kv_first
+            out.append(HeadRun(begin.q_first, q, begin.kv_first, kv))
+        return (*out, HeadRun(0, share.q_count, 0, share.kv_count))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wide:
+    """A schedule, and the inputs and results that travel for it, whose `group` columns are indices of runs."""
+
+    schedule: Schedule
+    transfers: tuple[Transfers, Transfers]
+    runs: Runs
+
+
+def widen(
+    shards: Shards, schedule: Schedule, transfers: tuple[Transfers, Transfers], num_ranks: int, num_groups: int
+) -> Wide:
+    """Join neighbouring head groups wherever they do the same.
+
+    transfers: (inputs, results), as the passes before give them. Roles of one side (queries or keys) of a shard have
+    the same runs on a rank, so that they can lie on one tray.
+    """
+    if num_groups == 1 or not len(schedule.block):
+        return Wide(schedule, transfers, Runs(num_groups, ((0, num_groups),)))
+    if num_groups > MOST_GROUPS:
+        apart = (np.ones(len(part.group), np.int64) for part in (schedule, *transfers))
+        return _joined(schedule, transfers, tuple(apart), num_groups)
+    moved = Transfers.join(*transfers)
+    away = np.where(IS_RESULT[moved.role], moved.src, moved.dst)
+    known, held = distinct(_keys(shards, moved.role, away, moved.shard, num_ranks))
+    by_role = held * (max(Role) + 1) + moved.role
+    in_order = order_of(by_role * num_groups + moved.group)
+    borders = np.zeros(len(known), np.int64)
+    _divide(by_role, moved.group, held, moved.src, moved.dst, moved.stage, moved.until, in_order, num_groups, borders)
+    _spread(*_passed_on(shards, moved, known, held, num_ranks), borders)
+    sent = _lengths(by_role, moved.group, borders[held], in_order)
+    done = _lengths(*_entries(shards, schedule, known, borders, num_ranks, num_groups))
+    return _joined(schedule, transfers, (done, *np.split(sent, [len(transfers[0])])), num_groups)
+
+
+def _keys(shards: Shards, role, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
+    """Number what lies in one place: rows of a shard on a rank, of queries or of keys whatever the role: int64 [n]."""
+    return (IS_OF_QUERIES[role] * num_ranks + rank) * len(shards) + shard
+
+
+@loop
+def _divide(by_role, group, held, src, dst, stage, until, in_order, num_groups, borders):
+    """Set a bit in `borders` for every group that isn't sent with the one before it, in some role.
+
+    by_role: what is sent, in which role. held: its place in `borders`. in_order: by both and then by group.
+    """
+    for at in range(len(in_order)):
+        i, j = in_order[at], in_order[max(at - 1, 0)]
+        follows = at > 0 and by_role[i] == by_role[j] and group[i] == group[j] + 1
+        if follows and src[i] == src[j] and dst[i] == dst[j] and stage[i] == stage[j] and until[i] == until[j]:
+            continue
+        borders[held[i]] |= np.int64(1) << group[i]
+        if at > 0 and not follows and group[j] + 1 < num_groups:
+            borders[held[j]] |= np.int64(1) << (group[j] + 1)
+    if len(in_order) and group[in_order[-1]] + 1 < num_groups:
+        borders[held[in_order[-1]]] |= np.int64(1) << (group[in_order[-1]] + 1)
+
+
+def _passed_on(shards, moved: Transfers, known, held, num_ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Transfers between two ranks that both hold the rows for others: (place of the one, of the other, is a result)."""
+    result = IS_RESULT[moved.role]
+    via = np.where(result, moved.dst, moved.src)
+    which = np.flatnonzero(via != shards.home[moved.shard])
+    keys = _keys(shards, moved.role[which], via[which], moved.shard[which], num_ranks)
+    return held[which], np.searchsorted(known, keys), result[which]
+
+
+@loop
+def _spread(one, other, result, borders):
+    """Let rows be passed on in the runs in which they came; parts of a result may also be folded into a longer run."""
+    changed = True
+    while changed:
+        changed = False
+        for i in range(len(one)):
+            both = borders[one[i]] | borders[other[i]]
+            if borders[one[i]] != both or (borders[other[i]] != both and not result[i]):
+                borders[one[i]] = both
+                if not result[i]:
+                    borders[other[i]] = both
+                changed = True
+
+
+def _entries(shards, schedule: Schedule, known, borders, num_ranks: int, num_groups: int) -> tuple[np.ndarray, ...]:
+    """What `_lengths` wants of a schedule's entries: a block's groups on one rank in one stage may be a run."""
+    between = np.zeros(len(schedule.block), np.int64)
+    for role in (Role.Q, Role.KV) if len(known) else ():
+        keys = _keys(shards, role, schedule.rank, schedule.shard_of(role), num_ranks)
+        at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        between |= np.where(known[at] == keys, borders[at], 0)
+    doing = schedule.block * num_ranks + schedule.rank
+    doing = doing * (int(schedule.stage.max(initial=0)) + 1) + schedule.stage
+    return doing, schedule.group, between, order_of(doing * num_groups + schedule.group)
+
+
+@loop
+def _lengths(kind, group, borders, in_order):
+    """How many groups of a kind are one run with each group that begins one, 0 for the others: int64 [n].
+
+    borders: bits of the groups that begin one in any case. in_order: by kind and then by group.
+    """
+    lengths = np.zeros_like(group)
+    lead = 0
+    for at in range(len(in_order)):
+        i, j = in_order[at], in_order[max(at - 1, 0)]
+        follows = at > 0 and kind[i] == kind[j] and group[i] == group[j] + 1
+        if not follows or borders[i] >> group[i] & 1:
+            lead = i
+        lengths[lead] += 1
+    return lengths
+
+
+def _joined(schedule: Schedule, transfers: tuple[Transfers, Transfers], lengths, num_groups: int) -> Wide:
+    """Keep what begins a run, for all of it. lengths: of entries, inputs and results, as `_lengths` gives them."""
+    kept = [np.flatnonzero(length) for length in lengths]
+    tables = (schedule, *transfers)
+    codes = [
+        table.group[at] * (num_groups + 1) + length[at] for table, length, at in zip(tables, lengths, kept)
+    ]  # fmt: skip
+    found, run = distinct(np.concatenate(codes))
+    runs = np.split(run, np.cumsum([len(at) for at in kept])[:-1])
+    columns = ({name: getattr(schedule, name)[kept[0]] for name in ("block", "rank", "stage")}, {}, {})
+    entries, inputs, results = (
+        replace(table if own else table.take(at), group=run, **own)
+        for table, at, run, own in zip(tables, kept, runs, columns)
+    )
+    pairs = zip(*(part.tolist() for part in np.divmod(found, num_groups + 1)))
+    return Wide(entries, (inputs, results), Runs(num_groups, tuple(pairs)))
