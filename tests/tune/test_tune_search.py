@@ -108,7 +108,9 @@ def test_the_table_has_every_row_and_reason(found) -> None:
 
 
 def test_what_never_fits_is_refused_with_what_would() -> None:
-    with pytest.raises(Refused, match=r"nothing that is legal fits 8 ranks.*needs .* GiB.*largest item is .* nodes would do"):
+    with pytest.raises(
+        Refused, match=r"nothing that is legal fits 8 ranks.*needs .* GiB.*largest item is .* nodes would do"
+    ):
         tune(job(seq_len=1 << 24, lengths=(1 << 24,), packs=1), ["sap"], 3)
     with pytest.raises(Refused, match="unknown name 'nobody'"):
         tune(job(), ["nobody"], 3)
