@@ -81,7 +81,7 @@ def test_a_cluster_may_be_a_file(project, capsys) -> None:
         (["--planners", "sap,"], "unknown name ''"),
         (
             ["--global-batch-tokens", "9"],
-            "--global-batch-tokens, --seq-len: global_batch_tokens=9: a step has less than",
+            "--global-batch-tokens, --seq-len: global_batch_tokens=9: a step has",
         ),
         (["--measure", "--nodes", "2"], "--measure, --nodes: trials run on this machine alone"),
         (["--seed", "-1"], "--seed is -1"),

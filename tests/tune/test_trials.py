@@ -36,9 +36,11 @@ def row(dp: int = 1, topology: str = "2x1") -> Row:
 
 def project(folder: Path, body: str) -> Path:
     """A folder whose train.py does something else."""
-    head = (
-        "import json, os, pathlib, sys, time\ngiven = dict(word.lstrip('+').split('=', 1) for word in sys.argv[1:])\n"
-    )
+    head = """
+import json, os, pathlib, sys, time
+words = (word.split("=", 1) for word in sys.argv[1:])
+given = {key.lstrip("+"): value.strip(chr(34)) for key, value in words}
+"""
     (folder / "train.py").write_text(head + body, encoding="utf-8")
     return folder
 
