@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hsap.data.document import NO_TARGET
 from hsap.data.pack import Pack
 from hsap.data.store import DocumentStore
-
-NO_TARGET = -100
-"""The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

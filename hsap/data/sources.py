@@ -9,31 +9,17 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from hsap.data.document import Document
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz")
 """The files of a directory that are read. A bare .json is not: it is a tokenizer or a manifest more often than data."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Document:
-    """One document: its text, or its tokens where the data set is tokenised already.
-
-    id: the row's own id, or "file:line" with the file's bare name, so that moving a data set changes no id.
-    where: "path:line", for messages.
-    tokens: int64 [num_tokens], complete: BOS and EOS, if wanted, are among them.
-    """
-
-    id: str
-    where: str
-    text: str | None = None
-    tokens: np.ndarray | None = None
 
 
 class JsonLines:

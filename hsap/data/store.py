@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.data.sources import Document
+from hsap.data.document import Document
 from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
 from hsap.ir.check import shown
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsap.data.sources import Document
+from hsap.data.document import Document
 
 BOS_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<|bos|>", "[BOS]")
 EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|eos|>", "[EOS]")

@@ -10,7 +10,8 @@ import sentencepiece
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
-from hsap.data.sources import Document, JsonLines
+from hsap.data.document import Document
+from hsap.data.sources import JsonLines
 from hsap.data.store import tokenise_documents
 from hsap.data.tokenise import check_token_ids, load_tokenizer, tokenise
 

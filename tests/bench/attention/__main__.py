@@ -23,10 +23,11 @@ from tests.bench.attention.interpreter import dispatch
 from tests.bench.record import RESULTS, caption, conditions, record
 
 LEGEND = (
-    "ratio: CPU seconds of all ranks over one process's, alone on the machine (aim 1.10); busy: over one process's as "
-    "all cores do the same. kernel … a2a: the ranks' CPU seconds by kind of step, main threads only; threads: those of "
-    "other threads (gloo's); rest: the main threads' outside steps. error: largest difference to one process over the "
-    "tensor's largest value. µs/instr.: the interpreter's own code, with nothing to compute (aim 10)."
+    "ratio: CPU seconds of all ranks over one process's, alone on the machine, the mean of before and after (aim "
+    "1.10); busy: over one process's as all cores do the same. kernel … a2a: the ranks' CPU seconds by kind of step, "
+    "main threads only; threads: those of other threads (gloo's); rest: the main threads' outside steps. error: "
+    "largest difference to one process over the tensor's largest value. µs/instr.: the interpreter's own code, with "
+    "nothing to compute (aim 10)."
 )
 TITLES = ("CPU s", "ratio", "busy", "wall s", "kernel", "fold", "launch", "wait", "a2a", "threads", "rest", "error")
 
@@ -54,11 +55,13 @@ def measure(case: Case, num_ranks: int, methods: Sequence[str] | None, runs: int
         able = [line["method"] for line in lines if "refused" not in line]
         told = run_ranks(num_ranks, ranks.together, case, folder, able)
         busy = [one[ranks.BUSY]["cpu_s"] for one in told if one[ranks.BUSY]]
-        base = {"alone_s": told[0][ranks.ALONE]["cpu_s"], "busy_s": sum(busy) / len(busy)}
+        alone = [told[0][which]["cpu_s"] for which in (ranks.ALONE, ranks.ALONE_AFTER)]
+        base = {"alone_s": sum(alone) / len(alone), "alone_each_s": alone, "busy_s": sum(busy) / len(busy)}
         print(
             f"\n{case.name}: {len(case.lengths)} documents, {case.num_tokens} tokens × {case.layers} layers, heads "
             f"{case.heads.num_q_heads}:{case.heads.num_kv_heads}:{case.heads.head_dim} {case.heads.dtype}; one process "
-            f"{base['alone_s']:.2f} CPU s alone, {base['busy_s']:.2f} with every core busy\n" + _header()
+            f"{alone[0]:.2f} CPU s alone before the methods and {alone[1]:.2f} after, {base['busy_s']:.2f} with every "
+            "core busy\n" + _header()
         )
         for line in lines:
             line |= {"case": case.name, "tokens": case.num_tokens, "layers": case.layers} | base

@@ -23,7 +23,7 @@ from tests.bench.attention.parts import watch
 from tests.bench.attention.peers import ContextParallel, Ulysses, VarlenAttention
 
 INPUTS, RESULTS = ("q", "k", "v", "do"), ("o", "dq", "dk", "dv")
-ALONE, BUSY = "alone", "busy"
+ALONE, BUSY, ALONE_AFTER = "alone", "busy", "alone after"
 WARM = ("ring", "usp")
 """Planners whose plans of a small pack run before anything is measured: together they have every instruction."""
 Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
@@ -42,7 +42,7 @@ def together(rank: int, case: Case, folder: str, methods: Sequence[str]) -> dict
     """Every method over the same pack, one after the other. A method with a plan FOLDER/NAME.plan is the executor's.
 
     Before them ALONE, on rank 0 while the others sleep, and BUSY, on as many ranks as there are cores: the whole pack
-    by one process's kernel.
+    by one process's kernel. After them ALONE_AFTER: a shared machine isn't equally fast all the time.
     """
     connect()
     session = Session(dtype=torch.float32)
@@ -58,7 +58,8 @@ def together(rank: int, case: Case, folder: str, methods: Sequence[str]) -> dict
     for name in (*(name for name in plans if name.startswith("warm-")), *(m for m in methods if m in (ULYSSES, RING))):
         run, rows, _ = _prepared(rank, small, name, session, plans)
         run(*_rows(small, folder, rows))
-    return told | {name: _method(rank, case, folder, name, session, plans) for name in methods}
+    told |= {name: _method(rank, case, folder, name, session, plans) for name in methods}
+    return told | {ALONE_AFTER: _whole(case, folder, [0])}
 
 
 def _whole(case: Case, folder: str, on: Sequence[int]) -> dict | None:

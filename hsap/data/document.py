@@ -1,0 +1,41 @@
+"""Document: what a source gives, and the sample of token ids that becomes of it before it is packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+NO_TARGET = -100
+"""The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """One document: its text, or its tokens where the data set is tokenised already.
+
+    id: the row's own id, or "file:line" with the file's bare name, so that moving a data set changes no id.
+    where: "path:line", for messages.
+    tokens: int64 [num_tokens], complete: BOS and EOS, if wanted, are among them.
+    """
+
+    id: str
+    where: str
+    text: str | None = None
+    tokens: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A document's token ids, ready to be stored and packed.
+
+    tokens: int32 [num_tokens]. trained: bool [num_tokens], whether the token is a target of the loss (the first one of
+    a document never is, whatever this says); None: all are. answers: rows at which the answers of a shared question
+    begin, ascending; empty for every other document. A shared question is stored as the question without its last
+    token, then each answer behind that token.
+    """
+
+    id: str
+    tokens: np.ndarray
+    trained: np.ndarray | None = None
+    answers: tuple[int, ...] = field(default=())
