@@ -145,7 +145,8 @@ def together(by_rank: list[dict]) -> dict:
         out[key] = [[*sample[:-1], mean] for sample, mean in zip(by_rank[0][key], seconds.tolist())]
     for kind in (INTRA, INTER):
         if pair := [own[kind] for own in by_rank if kind in own]:
-            out[kind] = {key: np.mean([own[key] for own in pair], axis=0).tolist() for key in pair[0]}
+            told = {key: [own[key] for own in pair if key in own] for key in pair[0]}
+            out[kind] = {key: np.mean(values, axis=0).tolist() for key, values in told.items()}
     if "everybody" in by_rank[0]:
         out["everybody"] = np.mean([own["everybody"] for own in by_rank], axis=0).tolist()
     if "counterparts" in by_rank[0]:

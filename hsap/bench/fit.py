@@ -19,6 +19,8 @@ from hsap.sim.cost import Kernels
 from hsap.sim.share import both_ways_s, crowding, of_each_way
 
 DIAGONALS = (16, 32, 64, 128, 256, 512)
+LARGE = 512 << 10
+"""Bytes of messages whose rate is the link's."""
 FULL_ROWS = 128
 """Rows from which on kernels may be at their best."""
 _OPS = (Op.ATTEND, Op.ATTEND_GRAD)
@@ -198,12 +200,11 @@ def _fit_link(measured: dict, kind: str, cluster: Cluster) -> tuple[tuple[float,
     """Fit one kind of link: ((rate, latency, duplex), residuals)."""
     rates, intercepts, residuals = [], [], []
     for name, halves in (("hops", 1), ("exchanges", 2)):
-        num_bytes, seconds = np.array(measured[name]).T
-        terms = np.stack([np.ones(len(num_bytes)), num_bytes], axis=1)
-        start, slow = nonnegative(terms / seconds[:, None], np.ones(len(seconds)))
-        rates.append(1 / max(slow, 1e-15))
+        start, slow = _start_and_slope(*np.array(measured[name]).T)
+        rates.append(1 / slow)
         intercepts.append(max(start - halves * cluster.message_overhead_s, 0.0))
-        residuals.append(_residual(f"{name} {WHERE[kind]}", terms @ np.array([start, slow]), seconds))
+        num_bytes, seconds = np.array(measured[name]).T
+        residuals.append(_residual(f"{name} {WHERE[kind]}", start + num_bytes * slow, seconds))
     # A message has two ends, and ranks that exchange have four; between nodes each host has half of them. What want of
     # cores explains isn't the link's.
     ranks = 1.0 if kind == INTRA else 0.5
@@ -212,6 +213,20 @@ def _fit_link(measured: dict, kind: str, cluster: Cluster) -> tuple[tuple[float,
     # The rate of an exchange over the link's own is `of_each_way(duplex)`.
     duplex = float(np.clip(rates[1] * exchange / (rate * of_each_way(1.0)), 1.0, 2.0))
     return (rate, float(np.mean(intercepts)), duplex), residuals
+
+
+def _start_and_slope(num_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Seconds of a message before its bytes flow, and of each byte.
+
+    The slope is that of the large ones, which decide: what lies on the way (sockets, caches, shapers) takes the first
+    part of a message faster than the link goes, so that a line through all of them would promise too high a rate. What
+    the smallest one takes is then the start.
+    """
+    large = num_bytes >= LARGE
+    terms = np.stack([np.ones(np.count_nonzero(large)), num_bytes[large]], axis=1) / seconds[large, None]
+    slow = max(float(np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0][1]), 1e-15)
+    least = num_bytes.argmin()
+    return max(float(seconds[least] - num_bytes[least] * slow), 0.0), slow
 
 
 def _cards(alone_s: float, together_s: float, ranks_per_node: int, cluster: Cluster) -> int | None:

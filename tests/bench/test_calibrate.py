@@ -184,6 +184,13 @@ def test_links_of_both_kinds_and_their_cards_are_found_again(true: Cluster, num_
     assert max(np.abs(residual.errors).max() for residual in residuals) < 0.05
 
 
+def test_the_rate_is_that_of_large_messages() -> None:
+    # A shaper lets the first 64 KiB through at once; the line's own rate is 1e8.
+    num_bytes = np.array(MESSAGES, float)
+    start, slow = fit._start_and_slope(num_bytes, 1e-4 + np.maximum(num_bytes - 65536, 0) / 1e8)
+    assert start == pytest.approx(1e-4 - 4096 * slow) and 1 / slow == pytest.approx(1e8, rel=1e-3)
+
+
 def test_nodes_of_one_rank_have_only_a_network() -> None:
     true = replace(FOURS, ranks_per_node=1, num_nics=None)
     found, residuals = fit.fit_links(made_up_links(true, 2, 1), 2, 1, replace(true, inter_bytes_per_s=1.0))
@@ -198,15 +205,16 @@ def test_cards_divide_a_node_s_ranks(reached: float, cards: int | None) -> None:
 
 def test_ranks_that_measured_are_averaged_and_the_slowest_counts() -> None:
     one = {"hops": [[8, 1.0]], "message_cores": 0.2}
-    two = {"hops": [[8, 3.0]], "message_cores": 0.4}
+    two = {"message_cores": 0.4}  # the second of a pair doesn't know how long a hop took
     own = {"matmul": 2.0, "kernels": [["x", 0, [], 1.0]], "memory": [["copy", 8, 1.0]], "everybody": [[8, 1.0]]}
     by_rank = [
         own | {"intra": one, "inter": one, "counterparts": [1.0, 5.0]},
         own | {"intra": two, "counterparts": [2.0, 4.0]},
         own | {"inter": two, "counterparts": [1.0, 4.0]},
+        own | {"counterparts": [1.0, 4.0]},
     ]
     found = together(by_rank)
-    assert found["intra"] == found["inter"] == {"hops": [[8, 2.0]], "message_cores": pytest.approx(0.3)}
+    assert found["intra"] == found["inter"] == {"hops": [[8, 1.0]], "message_cores": pytest.approx(0.3)}
     assert found["counterparts"] == [2.0, 5.0] and found["kernels"] == [["x", 0, [], 1.0]]
 
 
