@@ -39,8 +39,8 @@ def measure_links(rank: int, device: str, turns: int, ranks_per_node: int) -> di
 
     intra, inter: on the ranks of `pairs`, exchanges, [bytes, seconds] of a message each way, and on the first of them
     hops, of one that goes one way; launches, [messages, seconds] of the launching thread; message_cores, cores that one
-    end of a flowing message keeps busy. everybody: [bytes, seconds] of a message from each to each. counterparts: seconds of large messages
-    each way between the first ranks of two nodes, and between all their ranks at once.
+    end of a flowing message keeps busy. everybody: [bytes, seconds] of a message from each to each. counterparts:
+    seconds of large messages each way between the first ranks of two nodes, and between all their ranks at once.
     """
     links = _Links(rank, device)
     out: dict = {}

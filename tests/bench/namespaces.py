@@ -119,7 +119,7 @@ def nodes(num_nodes: int, ranks_per_node: int, bytes_per_s: float = 125e6) -> It
 
 
 def _shaping(interface: str, bytes_per_s: float) -> Sequence[str]:
-    """A token bucket on what leaves an interface, just wide enough for segments of 64 KiB: veth pairs don't cut them."""
+    """A token bucket on what leaves an interface, just wide enough for veth's uncut segments of 64 KiB."""
     bits = f"{round(8 * bytes_per_s)}bit"
     burst = 72 * 1024
     limit = max(round(bytes_per_s * _QUEUE_S), 2 * burst)

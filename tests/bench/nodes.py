@@ -1,8 +1,15 @@
 """`python -m tests.bench.nodes`: planners over emulated nodes at 1 Gb/s, where what travels decides.
 
 Wall time of one layer's attention, forward and backward, from the first rank's start to the last one's end; the median
-of rounds in which the planners take turns, after one round that isn't counted. Auto knows the network by its shaped
-rate, and the kernel by what the ranks measure together before anything else.
+of rounds in which the planners take turns, after one round that isn't counted. Planners know the nodes as `hsap bench
+calibrate` measures them, inside the nodes, before anything else; below each row stands what the simulator then says.
+
+Packs are the real ones scaled down, because only then are network and compute in a ratio like on real machines: what
+travels grows with the tokens, what is computed with their square. A ring of 64 A100s with 25 GB/s each is busy with KV
+six times as long as with attention for one document of 131,072 tokens of a 7B model, and a hundred times on an ldc-like
+pack of as many; a ring of two cores at 1 Gb/s two to three times at 512 tokens, and some six times at 4,096 in an
+ldc-like pack. With 16,384 tokens the cores would decide. There are as many heads as in a 7B model, so that pieces of
+few tokens still are work, and no kernel's start decides.
 """
 
 from __future__ import annotations
@@ -35,13 +42,12 @@ from tests.bench.namespaces import nodes, refusal
 from tests.bench.packs import KINDS, pack
 from tests.bench.record import RESULTS, caption, conditions, record
 
-HEADS = hsap.HeadShape(8, 8, 64, "fp32")
+HEADS = hsap.HeadShape(32, 32, 64, "fp32")
 BYTES_PER_S = 125e6
 SHAPES = ((2, 1), (2, 2), (4, 1))
 """Nodes and ranks on each."""
-TOKENS = {"ldc": 16384, "fineweb": 16384, "single": 2048}
-QUICK_TOKENS = {"ldc": 4096, "fineweb": 4096, "single": 1024}
-"""Few enough that a ring's KV takes longer to travel than attention to compute; one document computes most."""
+TOKENS = {"ldc": 4096, "fineweb": 4096, "single": 512}
+QUICK_TOKENS = {"ldc": 2048, "fineweb": 2048, "single": 256}
 BASE = "ring"
 RAGGED = ("ldc", "fineweb")
 
@@ -57,6 +63,7 @@ class Setting:
     rounds: int
     turns: int = 8
     bytes_per_s: float = BYTES_PER_S
+    heads: hsap.HeadShape = HEADS
 
     @property
     def num_ranks(self) -> int:
@@ -64,7 +71,7 @@ class Setting:
 
     def problem(self, lengths: Sequence[int], cluster: hsap.Cluster) -> hsap.Problem:
         topology = hsap.Topology(self.num_ranks, 1)
-        return hsap.Problem(hsap.Layout.from_lengths(lengths), HEADS, topology, cluster=cluster)
+        return hsap.Problem(hsap.Layout.from_lengths(lengths), self.heads, topology, cluster=cluster)
 
 
 def planners_of(num_ranks: int) -> tuple[str, ...]:
@@ -104,22 +111,24 @@ def measure(setting: Setting) -> list[dict]:
         nodes(setting.num_nodes, setting.ranks_per_node, setting.bytes_per_s) as made,
     ):
         place = {"ranks_per_node": setting.ranks_per_node, "inside": made.inside, "cores": made.cores}
-        calibration = calibrate(setting.num_ranks, "cpu", HEADS, setting.turns, "emulated", **place)
+        calibration = calibrate(setting.num_ranks, "cpu", setting.heads, setting.turns, "emulated", **place)
         told = _planned(setting, calibration.cluster, Path(folder))
         times = run_ranks(setting.num_ranks, _rank, setting, folder, inside=made.inside)
     kinds = dict.fromkeys(kind for kind, _ in setting.packs)
     rows = [_row(setting, kind, told, times) for kind in kinds]
-    print(f"\n{setting.num_nodes} nodes × {setting.ranks_per_node} ranks, {_machine(calibration.cluster)}")
+    print(
+        f"\n{setting.num_nodes} nodes × {setting.ranks_per_node} ranks, {_machine(setting.heads, calibration.cluster)}"
+    )
     print(f"{calibration.table()}\n\n{_header(setting.planners)}")
     for row in rows:
         print(_text(row, setting.planners), flush=True)
     return rows
 
 
-def _machine(cluster: hsap.Cluster) -> str:
+def _machine(heads: hsap.HeadShape, cluster: hsap.Cluster) -> str:
     """What calibration found."""
     return (
-        f"heads {HEADS.num_q_heads}:{HEADS.num_kv_heads}:{HEADS.head_dim} {HEADS.dtype}; measured: kernel "
+        f"heads {heads.num_q_heads}:{heads.num_kv_heads}:{heads.head_dim} {heads.dtype}; measured: kernel "
         f"{cluster.flops_per_s * cluster.attend_efficiency / 1e9:.1f} GFLOP/s forward, "
         f"{cluster.flops_per_s * cluster.attend_grad_efficiency / 1e9:.1f} backward, {cluster.cores:g} cores a node, "
         f"between nodes {cluster.inter_bytes_per_s / 1e6:.0f} MB/s, {cluster.inter_latency_s * 1e6:.0f} µs, duplex "
@@ -181,7 +190,8 @@ def _timed(session: Session, plans: dict[str, Plan], rounds: int) -> dict[str, l
     inputs = {}
     for name, executor in executors.items():
         generator = torch.Generator().manual_seed(session.rank)
-        shape = (executor.num_tokens, HEADS.num_q_heads, HEADS.head_dim)
+        heads = executor.plan.problem.heads
+        shape = (executor.num_tokens, heads.num_q_heads, heads.head_dim)
         inputs[name] = [torch.randn(shape, generator=generator) for _ in range(4)]
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     for round_ in range(rounds + 1):

@@ -208,7 +208,7 @@ def test_planners_run_over_emulated_nodes(capsys):
     assert "refused" in row["planners"]["usp:heads=3"] and row["planners"]["auto"]["chose"][0] in PLANNERS
     # KV of half of the pack goes each way; backward it goes again, and its gradient comes home.
     ring = row["planners"]["ring"]
-    assert ring["network_s"] == pytest.approx(3 * 256 * 2 * 8 * 64 * 4 / 125e6, rel=0.01) and ring["wall_s"] > 0
+    assert ring["network_s"] == pytest.approx(3 * 256 * 2 * 32 * 64 * 4 / 125e6, rel=0.01) and ring["wall_s"] > 0
     assert "2 nodes × 1 ranks" in capsys.readouterr().out
 
 
