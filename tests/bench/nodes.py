@@ -61,7 +61,7 @@ class Setting:
     packs: tuple[tuple[str, tuple[int, ...]], ...]
     planners: tuple[str, ...]
     rounds: int
-    turns: int = 8
+    turns: int = 4
     bytes_per_s: float = BYTES_PER_S
     heads: hsap.HeadShape = HEADS
 
