@@ -7,7 +7,7 @@ calibrate` measures them, inside the nodes, before anything else; below each row
 Packs are the real ones scaled down, because only then are network and compute in a ratio like on real machines: what
 travels grows with the tokens, what is computed with their square. A ring of 64 A100s with 25 GB/s each is busy with KV
 six times as long as with attention for one document of 131,072 tokens of a 7B model, and a hundred times on an ldc-like
-pack of as many; a ring of two cores at 1 Gb/s two to three times at 512 tokens, and some six times at 4,096 in an
+pack of as many; a ring of two cores at 1 Gb/s two to three times at 512 tokens, and some five times at 4,096 in an
 ldc-like pack. With 16,384 tokens the cores would decide. There are as many heads as in a 7B model, so that pieces of
 few tokens still are work, and no kernel's start decides.
 """
