@@ -89,7 +89,7 @@ class Job:
         which = np.array([number[pack] for pack in self.packs])
         return Loads(areas[which], tokens[which], documents[which])
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a step."""
         return int(self.loads.tokens.sum())
@@ -105,7 +105,12 @@ class Job:
 
     def dealt(self, dp: int, micro_packs: int) -> np.ndarray:
         """The micro-batches of every SP group: indices of `packs`, int64 [dp, num_micro_steps, micro_packs]."""
-        return deal_by_area([pack_area(pack) for pack in self.packs], dp, micro_packs)
+        return deal_by_area(self._weights, dp, micro_packs)
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        """What packs are dealt by, which is training's own estimate of their attention."""
+        return [pack_area(pack) for pack in self.packs]
 
     def problem(self, packs: Sequence[Pack], topology: Topology, arena_multiple: float | None = None) -> Problem:
         """What a planner is asked for a micro-batch."""
