@@ -18,6 +18,7 @@ def scattered(problem: Problem, num_groups: int = 2, seed: int = 0, *, relay=Fal
               topology: Topology | None = None) -> Strategy:  # fmt: skip
     """Every block and head group on a rank and in a stage drawn at random, forward and backward apart.
 
+    A group often goes with the one before it, for some blocks only, so that runs of several lengths come about.
     detours: partial results go home over a rank drawn at random, as transfers of the planner's own.
     """
     random = np.random.default_rng(seed)
@@ -35,7 +36,9 @@ def _scatter(blocks: Blocks, num_groups: int, num_ranks: int, random: np.random.
     block = np.repeat(np.arange(len(blocks)), num_groups)
     group = np.tile(np.arange(num_groups), len(blocks))
     rank, stage = (random.integers(0, most, len(block)) for most in (num_ranks, NUM_STAGES))
-    return Schedule(blocks, block, group, rank, stage)
+    follows = (group > 0) & (random.random(len(block)) < random.choice([0.3, 0.9, 1.0]))
+    lead = np.maximum.accumulate(np.where(follows, 0, np.arange(len(block))))
+    return Schedule(blocks, block, group, rank[lead], stage[lead])
 
 
 def _with_detours(shards: Shards, schedule: Schedule, direction, num_ranks: int, random) -> Schedule:

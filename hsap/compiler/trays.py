@@ -97,8 +97,8 @@ class Trays:
 
     runs: of head groups. rank, group: int64 [num_trays]; a tray's group is one of these runs. rows: int64
     [num_trays, 2], range of the span table. stage: int64 [num_roles, num_trays], when a role's rows arrive or its
-    partial results leave, NEVER without. keys: int64 [n], rising, what
-    `_key` gives for each shard on a tray; tray, first: int64 [n], which tray, and its first span there.
+    partial results leave, NEVER without. keys: int64 [n], rising, what `_key` gives for each shard on a tray; tray,
+    first: int64 [n], which tray, and its first span there.
     """
 
     num_ranks: int

@@ -230,7 +230,7 @@ class Cost:
         self.heads = np.array(laid.trays.runs.heads(problem.heads, share), np.int64)
 
     def rows(self, acc: bool) -> np.ndarray:
-        """Bytes in the arena of a row with its statistics, by role and run of heads: int64 [num_roles, num_runs + 1]."""
+        """Bytes in the arena of a row with its statistics, by role and run of head groups: int64 [num_roles, n]."""
         out = np.zeros((max(Role) + 1, len(self.heads)), np.int64)
         for role in Role:
             if role != Role.NONE:

@@ -111,4 +111,5 @@ def test_a_watch_sees_passes_that_run_again_for_a_small_arena():
     names = []
     build(small, run("sap", small, {}), "sap", {}, lambda name, cpu_s, made: names.append(name))
     at = names.index("without_overlap")
-    assert names[at - 3 : at + 4] == ["lower", "expand", "place_buffers", "without_overlap", *names[at - 3 : at]]
+    again = ["widen", "lower", "expand", "place_buffers"]
+    assert names[at - 4 : at + 5] == [*again, "without_overlap", *again]

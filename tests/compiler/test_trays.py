@@ -55,9 +55,9 @@ def histories(strategy, wide: Wide, of_queries: bool) -> list:
     schedule = wide.schedule
     shard = schedule.shard_of(Role.Q if of_queries else Role.KV)
     out = []
-    for rank, s, run in zip(schedule.rank.tolist(), shard.tolist(), schedule.group.tolist()):
+    for rank, s, group in zip(schedule.rank.tolist(), shard.tolist(), schedule.group.tolist()):
         at_home = strategy.shards.home[s] == rank
-        out.append(None if at_home else tuple(sorted(when[rank, s, runs[run][0]].items())))
+        out.append(None if at_home else tuple(sorted(when[rank, s, runs[group][0]].items())))
     return out
 
 
