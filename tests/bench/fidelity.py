@@ -15,9 +15,10 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch.distributed as dist
 
 import hsap
 from hsap import clusters
-from hsap.bench.calibrate import Calibration, calibrate
+from hsap.bench.calibrate import calibrate
 from hsap.bench.measure import num_cores
 from hsap.bench.processes import Inside, run_ranks
 from hsap.ir.cluster import Cluster
@@ -96,15 +97,24 @@ def _prepared(session: hsap.Session, plan: hsap.Plan, rank: int):
     return session.load(plan), q, k, v, do
 
 
-def measure(num_ranks: int, cluster: Cluster, turns: int, inside: Sequence[Inside] | None = None) -> list[Row]:
-    """Run and predict all plans. inside: where each rank lives (None: all on this machine)."""
-    named = plans(num_ranks, cluster)
+def measure(
+    num_ranks: int, calibrated: Callable[[], Cluster], turns: int, inside: Sequence[Inside] | None = None
+) -> tuple[list[Row], list[Cluster]]:
+    """Run and predict all plans; a prediction is the mean of those by clusters calibrated before and after the turns.
+
+    A shared machine isn't equally fast all the time. inside: where each rank lives (None: all on this machine).
+    """
+    found = [calibrated()]
+    named = plans(num_ranks, found[0])
     by_rank = run_ranks(num_ranks, on_rank, [plan.to_bytes() for _, plan in named], turns, inside=inside)
     seconds = np.array(by_rank).max(axis=0)
-    return [
-        Row(pack, plan.planner, float(median), float(fastest), hsap.simulate(plan, cluster).predicted_s)
-        for (pack, plan), median, fastest in zip(named, np.median(seconds, axis=0), seconds.min(axis=0))
+    found.append(calibrated())
+    predicted = [np.mean([hsap.simulate(plan, cluster).predicted_s for cluster in found]) for _, plan in named]
+    rows = [
+        Row(pack, plan.planner, *map(float, times))
+        for (pack, plan), *times in zip(named, np.median(seconds, axis=0), seconds.min(axis=0), predicted)
     ]
+    return rows, found
 
 
 def judge(rows: list[Row], measured: str = "median_s") -> dict:
@@ -150,30 +160,30 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
     if num_nodes > 1 and (reason := refusal()):
         print(f"bench fidelity: {reason}", file=sys.stderr)
         return 2
-    cluster = None
-    if arguments.cluster is not None:
-        cluster = clusters.read(arguments.cluster)
-    elif num_nodes == 1:
-        cluster = _told(calibrate(2, "cpu", HEADS))
+    known = None if arguments.cluster is None else clusters.read(arguments.cluster)
     for num_ranks in many:
         per_node = num_ranks // num_nodes
         with nodes(num_nodes, per_node) if num_nodes > 1 else nullcontext() as made:
-            inside = None if made is None else made.inside
-            mine = cluster
-            if mine is None:
-                place = {"ranks_per_node": per_node, "inside": inside, "cores": made.cores}
-                mine = _told(calibrate(num_ranks, "cpu", HEADS, **place))
-            rows = measure(num_ranks, mine, arguments.turns, inside)
+            inside, place = None, {"num_ranks": 2}
+            if made is not None:
+                inside = made.inside
+                place = {"num_ranks": num_ranks, "ranks_per_node": per_node, "inside": inside, "cores": made.cores}
+            calibrated = partial(_calibrated, known, place)
+            rows, clusters_found = measure(num_ranks, calibrated, arguments.turns, inside)
         setting = {"ranks": num_ranks, "nodes": num_nodes, "time_sliced": num_ranks > num_cores()}
         figures = _judged(rows, setting, arguments.turns)
-        record("fidelity", figures | {"cluster": mine.to_json()}, found, folder)
+        told = [cluster.to_json() for cluster in clusters_found]
+        record("fidelity", figures | {"clusters": told}, found, folder)
     return 0
 
 
-def _told(calibration: Calibration) -> Cluster:
-    """Print what calibration left, and give its cluster."""
-    print(f"{calibration.head}\n{calibration.links}\n{calibration.table()}")
-    return calibration.cluster
+def _calibrated(known: Cluster | None, place: dict) -> Cluster:
+    """Give the known cluster, or calibrate one and print what that left."""
+    if known is not None:
+        return known
+    made = calibrate(device="cpu", heads=HEADS, **place)
+    print(f"{made.head}\n{made.links}\n{made.table()}\n", flush=True)
+    return made.cluster
 
 
 def _judged(rows: list[Row], setting: dict, turns: int) -> dict:

@@ -59,6 +59,6 @@ def test_real_runs_over_nodes_are_compared(monkeypatch, tmp_path, capsys) -> Non
     assert fidelity.main(["--nodes", "2", "--turns", "1", "--cluster", str(path)], tmp_path) == 0
     (line,) = (tmp_path / "fidelity.jsonl").read_text(encoding="utf-8").splitlines()
     figures = json.loads(line)["figures"]
-    assert (figures["nodes"], figures["ranks"], figures["cluster"]["ranks_per_node"]) == (2, 2, 1)
+    assert (figures["nodes"], figures["ranks"], figures["clusters"][0]["ranks_per_node"]) == (2, 2, 1)
     assert figures["time_sliced"] == (figures["cores"] < 2)
     assert "on 2 emulated nodes" in capsys.readouterr().out
