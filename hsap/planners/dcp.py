@@ -56,6 +56,9 @@ DEFAULT_BLOCK, SMALLEST_BLOCK = 1024, 32
 """Below the first, blocks are chosen only for batches with few tokens a rank; never below the second."""
 MAX_CELLS = 1 << 23
 """Computation blocks that a batch may have at most: the solver takes minutes for a tenth of them."""
+MAX_DIVISIONS = 1 << 10
+"""Each goes through all computation blocks once more, and trays are told apart by three of them and a rank's head group
+in one integer (`hsap.compiler.trays`)."""
 TOKEN_ROOM, AREA_ROOM = 0.2, 0.6
 """Parts of the slacks that a node may use; its ranks need the rest, as blocks have a size."""
 RANK_ROOM = 0.96
@@ -89,7 +92,7 @@ def dcp(
     settings = _Settings(
         excess("planner dcp: eps_inter", eps_inter),
         excess("planner dcp: eps_intra", eps_intra),
-        whole("planner dcp: divisions", divisions),
+        whole("planner dcp: divisions", divisions, 1, MAX_DIVISIONS),
         excess("planner dcp: area_slack", area_slack),
         excess("planner dcp: token_slack", token_slack),
     )
