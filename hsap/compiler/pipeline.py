@@ -79,21 +79,28 @@ def watched(watch: Watch, function: Callable, *arguments) -> Any:
 def _compile(
     run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
 ) -> tuple[Programs, Schedule, SpanTable]:
-    """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small."""
+    """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small.
+
+    Where nothing fits it is what needs least, which the complaint names.
+    """
     transfers = run(order, strategy.shards, schedule, direction)
     if strategy.relay:
         nodes = problem.node_of[:: problem.topology.intra_sp]
         transfers = run(relay, strategy.shards, schedule, transfers, problem.heads, nodes)
+    least, best = None, None
     for made, routed in _ever_smaller(run, schedule, transfers, strategy.ahead):
         programs, grown = _emit(run, problem, strategy, made, routed, direction, table, rows)
         if problem.arena_multiple is None:
-            break
+            return programs, made, grown
         _, rank_rows = rows
         starts = row_starts(table.spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
-        if programs.arena_bytes().max() <= arena_capacity(problem, tokens_per_rank):
+        needed = int(programs.arena_bytes().max())
+        if least is None or needed < least:
+            least, best = needed, (programs, made, grown)
+        if least <= arena_capacity(problem, tokens_per_rank):
             break
-    return programs, made, grown
+    return best
 
 
 def _ever_smaller(

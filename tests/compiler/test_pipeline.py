@@ -42,6 +42,14 @@ def test_too_many_tokens_for_a_rank(planner):
         compile(problem("4x2", max_tokens_per_rank=most - 1), planner)
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 40])
+def test_an_arena_beyond_all_numbers_is_no_limit(limit):
+    free = compile(problem(), "ring")
+    for multiple in (1e30, 1e308):
+        plan = compile(problem(arena_multiple=multiple, max_tokens_per_rank=limit), "ring")
+        assert verify(plan).ok and plan.arena_bytes().tolist() == free.arena_bytes().tolist()
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_arena_too_small(planner):
     needed = compile(problem(), planner).arena_bytes()
