@@ -116,7 +116,7 @@ def with_an_unsound_plan(column, value):
         (lambda f: (f / "timeline-rank1.jsonl").write_text("3"), "expected an object"),
         (with_an_unsound_plan("buf", 1 << 20), "not a sound plan, structure.operands: mask 0 forward, rank"),
         (with_an_unsound_plan("op", 77), "not a sound plan, structure.enumerations"),
-        (with_an_unsound_plan("slices", -7), "not a sound plan"),
+        (with_an_unsound_plan("peer", 99), "not a sound plan, structure.peers"),
         (edited(lambda line: line.update(plan="../../etc")), "ran different plans"),
         (edited(lambda line: line.pop("step")), "step is None"),
         (edited(lambda line: line.update(rank=True)), "rank is True"),
