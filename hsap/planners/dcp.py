@@ -123,6 +123,7 @@ class _Choice:
         shards = Shards(spans, np.arange(len(spans) + 1), np.zeros(len(spans), np.int64))
         cells = tuple(cut_blocks(shards, problem.slices(mask)) for mask in range(len(problem.masks)))
         work, sizes = _group_sizes(problem)
+        _check_sums(problem, cells, sizes)
         columns = [(c.q, c.kv, c.area, layers) for c, (_, layers) in zip(cells, problem.masks)]
         group_bytes = np.stack([sizes[:, 0] + sizes[:, 1], sizes[:, 2]], axis=1)
         graph = cells_hypergraph(shards.tokens, columns, work, group_bytes)
@@ -215,6 +216,18 @@ def _token_blocks(problem: Problem, block: int) -> np.ndarray:
     document, index = ranges(np.zeros_like(counts), counts)
     begin = starts[document] + index * block
     return np.stack([begin, np.minimum(begin + block, stops[document])], axis=1)
+
+
+def _check_sums(problem: Problem, cells: tuple[Blocks, ...], sizes: np.ndarray) -> None:
+    """Refuse a batch whose weights, which count all layers, would leave int64."""
+    layers = [count for _, count in problem.masks]
+    pairs = sum(int(blocks.area.sum()) * count for blocks, count in zip(cells, layers, strict=True))
+    num_bytes = problem.layout.num_tokens * int(sizes.sum()) * sum(layers)
+    if max(pairs * problem.heads.num_q_heads, num_bytes) >> 62:
+        raise Refused(
+            f"planner dcp: {pairs} pairs of {problem.heads.num_q_heads} heads, or {num_bytes} bytes, are more than 2^62 "
+            f"over {sum(layers)} layers; plan for fewer layers, masks in proportion, or choose another planner"
+        )
 
 
 def _group_sizes(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
