@@ -225,7 +225,7 @@ def _check_sums(problem: Problem, cells: tuple[Blocks, ...], sizes: np.ndarray) 
     num_bytes = problem.layout.num_tokens * int(sizes.sum()) * sum(layers)
     if max(pairs * problem.heads.num_q_heads, num_bytes) >> 62:
         raise Refused(
-            f"planner dcp: {pairs} pairs of {problem.heads.num_q_heads} heads, or {num_bytes} bytes, are more than 2^62 "
+            f"planner dcp: {pairs} pairs of {problem.heads.num_q_heads} heads, or {num_bytes} bytes, are beyond 2^62 "
             f"over {sum(layers)} layers; plan for fewer layers, masks in proportion, or choose another planner"
         )
 

@@ -323,7 +323,7 @@ def test_wrong_options_are_refused(options, words):
 
 def test_weights_beyond_int64_are_refused():
     batch = problem([1 << 20], "2x1", (MAX_HEADS, 1), (("full", MAX_LAYERS),))
-    with pytest.raises(ValueError, match="planner dcp: .* pairs of 32767 heads, .* are more than 2.62 over 65536 layers"):
+    with pytest.raises(ValueError, match="planner dcp: .* pairs of 32767 heads, .* are beyond 2.62 over 65536 layers"):
         run("dcp", batch, {"block": 1 << 17})
 
 
