@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
-from hsap.ir.check import Refused, shown, whole
+from hsap.ir.check import Refused, one_line, shown, whole
 from hsap.ir.cluster import Cluster
 
 FOLDER = Path(__file__).resolve().parent / "configs" / "cluster"
@@ -47,7 +47,7 @@ def read(name: str, nodes: int | None = None) -> Cluster:
         path = FOLDER / f"{name}.yaml"
     else:
         path = Path(name)
-    cluster = from_mapping(_load(path), str(path), path.stem)
+    cluster = from_mapping(load_yaml(path, "cluster"), str(path), path.stem)
     return cluster if nodes is None else replace(cluster, num_nodes=whole("cluster: nodes", nodes))
 
 
@@ -86,7 +86,8 @@ def write(cluster: Cluster, path: str | Path, comments: Mapping[str, str], head:
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _load(path: Path) -> object:
+def load_yaml(path: Path, where: str) -> object:
+    """Read a YAML file as plain values. where: begins every complaint. ValueError: none, or a key given twice."""
     # Loaded when first used: who plans for the default nodes needs no YAML.
     import yaml
 
@@ -95,11 +96,20 @@ def _load(path: Path) -> object:
         twice = _named_twice(yaml.compose(text, yaml.SafeLoader))
         values = yaml.safe_load(text)
     except OSError as error:
-        raise Refused(f"cluster: {path}: {error.strerror}; check the path") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(f"cluster: {path}: not YAML: {' '.join(str(error).split())}; give `field: value` lines") from None
+        raise Refused(f"{where}: {path}: {error.strerror}; check the path") from None
+    # A tag on what isn't of its kind, as in !!bool x, comes as whatever error that makes.
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise Refused(f"{where}: {path}: not YAML: {one_line(error)}; give `field: value` lines") from None
     if twice:
-        raise Refused(f"cluster: {path}: {', '.join(twice)} given twice; remove one of the lines")
+        raise Refused(f"{where}: {path}: {one_line(', '.join(twice))} given twice; remove one of the lines")
     return values
 
 

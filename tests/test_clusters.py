@@ -14,6 +14,8 @@ from hsap.ir.cluster import BOUNDLESS, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = clusters.FOLDER.joinpath("dgx-a100.yaml").read_text(encoding="utf-8")
+TAGGED = ("!!bool x", '!!int ""', '!!int "-"', '!!float ""', '!!timestamp "x"', "!!timestamp 2020-99-99", "!!binary é")
+"""Values that aren't what their tag says; reading them makes errors of many classes."""
 
 
 def test_the_testbeds_are_there() -> None:
@@ -31,6 +33,13 @@ def test_the_testbeds_are_there() -> None:
     assert p4de.num_nics * p4de.inter_bytes_per_s == 400e9 / 8
     assert p4de.nic_of(18).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
     assert replace(p4de, first_rank=3).nic_of(6).tolist() == [1, 2, 2, 3, 3, 4]
+
+
+def test_cards_of_the_largest_node() -> None:
+    cluster = Cluster(ranks_per_node=BOUNDLESS, first_rank=BOUNDLESS - 2)
+    assert cluster.nic_of(4).tolist() == [BOUNDLESS - 2 + i for i in range(4)]
+    with pytest.raises(ValueError, match=f"ranks_per_node is .* to {BOUNDLESS}"):
+        Cluster(ranks_per_node=BOUNDLESS + 1)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +67,8 @@ def test_the_testbeds_are_there() -> None:
         ((GOOD, "- a\n- b\n"), "mine.yaml: it holds .*give its fields"),
         ((GOOD, ""), "mine.yaml: it holds None"),
         ((GOOD, "a: [\n"), "mine.yaml: not YAML"),
+        *((("tile_tokens: 128", f"tile_tokens: {tagged}"), "mine.yaml: not YAML") for tagged in TAGGED),
+        ((GOOD, "name: !!float " + "x" * 5000), "mine.yaml: not YAML: .{,400}$"),
         ((GOOD, "!!python/object:os.system {}\n"), "mine.yaml: not YAML"),
     ],
 )

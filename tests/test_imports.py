@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir", "keys"},
     "data": {"ir", "api"},
-    "view": {"ir", "sim"},
+    "view": {"ir", "sim", "verify"},
     "bench": {"ir", "clusters", "api", "compiler", "planners", "sim", "runtime", "models", "tune"},
     "tune": {"ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},

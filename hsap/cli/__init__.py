@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hsap.cli import bench, plan, planners, simulate, tune, verify, view
 from hsap.cli.exit import BAD_INPUT, NOT_OK
+from hsap.ir.check import one_line, printable
 
 COMMANDS = (plan, verify, simulate, view, tune, planners, bench)
 
@@ -27,10 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_OK
     except OSError as error:
-        print(f"hsap {arguments.command}: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
+        where = one_line(error.filename)
+        print(f"hsap {arguments.command}: {where}: {error.strerror}; check the path", file=sys.stderr)
         return BAD_INPUT
     except ValueError as error:
-        print(f"hsap {arguments.command}: {error}", file=sys.stderr)
+        print(f"hsap {arguments.command}: {printable(error)}", file=sys.stderr)
         return BAD_INPUT
     return code
 
@@ -46,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
         return namespace, rest
 
     def error(self, message: str):
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(BAD_INPUT, f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:

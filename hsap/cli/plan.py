@@ -14,7 +14,7 @@ from hsap.cli import problem as problem_flags
 from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.files import check_writable
 from hsap.cli.show import show
-from hsap.ir.check import Refused
+from hsap.ir.check import Refused, one_line, shown
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
@@ -106,9 +106,11 @@ def read_planner(text: str) -> tuple[str, dict]:
     for part in rest.split(",") if rest else []:
         key, equals, value = part.partition("=")
         if key in options:
-            raise ValueError(f"--planner {text}: the option {key} is given twice; give it once")
+            raise ValueError(f"--planner {one_line(text)}: the option {one_line(key)} is given twice; give it once")
         if not equals or not key.isidentifier():
-            raise ValueError(f"--planner {text}: can't read the option {part!r}; write name:option=value,option=value")
+            raise ValueError(
+                f"--planner {one_line(text)}: can't read the option {shown(part)}; write name:option=value,option=value"
+            )
         options[key] = _value(value)
     return name, options
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hsap import clusters
 from hsap.cli import datasets
-from hsap.ir.check import MAX_TOKENS, whole
+from hsap.ir.check import MAX_TOKENS, shown, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import parse_masks
@@ -88,7 +88,7 @@ def _layouts(arguments: argparse.Namespace) -> tuple[list[Layout], bool]:
     if arguments.lengths is not None:
         words = [word for word in arguments.lengths.split(",") if word.strip()]
         if bad := [word for word in words if not word.strip().isdecimal()]:
-            raise ValueError(f"--lengths: {bad[0]!r} is no number of tokens; write 3000,1200,50000")
+            raise ValueError(f"--lengths: {shown(bad[0])} is no number of tokens; write 3000,1200,50000")
         return [_layout(named("--lengths", lambda: [int(word) for word in words]), "--lengths")], False
     return read_batches(arguments.lengths_file, "--lengths-file")
 

@@ -120,16 +120,11 @@ def _job(arguments: argparse.Namespace):
 
 def _model(name: str):
     """Read a model's shape from configs/model; a vocabulary left open is the demo tokenizer's."""
-    import yaml
-
     from hsap.models.config import ModelConfig
 
     one_of("--model: unknown name", name, sorted(path.stem for path in MODELS.glob("*.yaml")), "models")
     path = MODELS / f"{name}.yaml"
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(f"--model {name}: {path}: not YAML: {' '.join(str(error).split())}; mend the file") from None
+    values = clusters.load_yaml(path, f"--model {name}")
     if not isinstance(values, dict):
         raise Refused(f"--model {name}: {path} holds {shown(values)}; give a model's fields, a line each")
     if values.get("vocab_size") is None:

@@ -80,18 +80,25 @@ def watched(watch: Watch, function: Callable, *arguments) -> Any:
 def _compile(
     run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
 ) -> tuple[Programs, Wide, SpanTable]:
-    """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small."""
+    """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small.
+
+    Where nothing fits it is what needs least, which the complaint names.
+    """
+    least, best = None, None
     for wide in routes(problem, strategy, schedule, direction, run):
         draft = run(lower, table, wide, direction, problem.topology.inter_sp, problem.topology.intra_sp > 1)
         programs = run(place_buffers, run(expand, problem, draft, *rows, direction))
         if problem.arena_multiple is None:
-            break
+            return programs, wide, draft.table
         _, rank_rows = rows
         starts = row_starts(table.spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
-        if programs.arena_bytes().max() <= arena_capacity(problem, tokens_per_rank):
+        needed = int(programs.arena_bytes().max())
+        if least is None or needed < least:
+            least, best = needed, (programs, wide, draft.table)
+        if least <= arena_capacity(problem, tokens_per_rank):
             break
-    return programs, wide, draft.table
+    return best
 
 
 def routes(

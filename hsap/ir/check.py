@@ -16,6 +16,13 @@ MAX_HEADS = (1 << 15) - 1
 MAX_HEAD_DIM = 1 << 16
 MAX_EXCESS = 100
 """Limits under which no product of counts leaves int64. Tables of one integer a token are made: 128 MiB at most."""
+MAX_LAYERS = 1 << 16
+"""Layers of a mask."""
+MAX_SLICES = 1 << 21
+"""Slices of a batch over all its masks: six integers each, 96 MiB. A short mask could ask for one a token."""
+MAX_ELEMENTS = 1 << 56
+"""Tokens times query heads times head_dim (and two statistics) times ranks. In a direction a rank gets no row of q, kv,
+o, do, dq or dkv more than twice, of 8 bytes an element: sums of bytes over all ranks are below 2^63."""
 
 
 class Refused(ValueError):
@@ -32,6 +39,22 @@ def shown(value: Any) -> str:
         return " ".join(reprlib.repr(value).split())
     except ValueError:  # an integer of more digits than Python prints
         return "an integer of thousands of digits"
+
+
+MAX_SHOWN = 300
+"""Characters of what somebody else wrote that a message repeats."""
+
+
+def printable(text: object) -> str:
+    """Print a text on one line, with what a terminal would act on escaped."""
+    line = " ".join(str(text).split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def one_line(text: object) -> str:
+    """Print what isn't ours, a name or another's error, for a message: on one line, a long one without its middle."""
+    line = printable(text)
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN // 2]} … {line[-MAX_SHOWN // 2 :]}"
 
 
 def whole(name: str, value: Any, low: int = 1, high: int = UNBOUNDED) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from hsap.ir.check import Refused, number, shown, whole
+from hsap.ir.check import Refused, number, one_line, shown, whole
 
 _RATES = (
     "intra_bytes_per_s",
@@ -18,7 +18,9 @@ _RATES = (
 _TIMES = ("intra_latency_s", "inter_latency_s", "kernel_overhead_s", "slice_overhead_s", "message_overhead_s")
 _OPTIONAL_COUNTS = ("num_nodes", "num_nics", "num_units", "diagonal_tokens", "narrow_tokens")
 BOUNDLESS = 1 << 20
-"""ranks_per_node of a host that runs as many ranks as one wants, and cores where each of them has its own."""
+"""ranks_per_node of a host that runs as many ranks as one wants, and cores where each of them has its own.
+
+The largest there is: its square is in int64."""
 _LEAST, _MOST, _LONGEST_S = 1e-6, 1e30, 1e7
 """Rates and capacities lie between the first two, times up to the third: with others no sum of times is a number."""
 _OPTIONAL = {
@@ -97,8 +99,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise Refused(f"cluster: name is {shown(self.name)}; give a word")
-        where = f"cluster {self.name}"
-        checked = {"ranks_per_node": whole(f"{where}: ranks_per_node", self.ranks_per_node)}
+        where = f"cluster {one_line(self.name)}"
+        checked = {"ranks_per_node": whole(f"{where}: ranks_per_node", self.ranks_per_node, 1, BOUNDLESS)}
         checked["first_rank"] = whole(
             f"{where}: first_rank, a place inside a node,", self.first_rank, 0, checked["ranks_per_node"] - 1
         )
@@ -136,7 +138,7 @@ class Cluster:
         """The same machines for an SP group whose rank 0 is the job's rank `rank`; optionally another node size."""
         per_node = self.ranks_per_node
         if ranks_per_node is not None:
-            per_node = whole(f"cluster {self.name}: ranks_per_node", ranks_per_node)
+            per_node = whole(f"cluster {one_line(self.name)}: ranks_per_node", ranks_per_node, 1, BOUNDLESS)
         nics = None if self.num_nics is None else min(self.num_nics, per_node)
         return replace(self, ranks_per_node=per_node, first_rank=rank % per_node, num_nics=nics)
 

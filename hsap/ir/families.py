@@ -82,12 +82,14 @@ def _fits_shared_question(answers: int, share: int) -> str | None:
 class Family:
     """A family of masks: its slices for (length, *parameters), and its parameters by name with their least values.
 
+    most: how many slices documents have at most, for (their number, their tokens together, *parameters).
     fault: says what is wrong with parameters that are in range each but don't fit together, None if nothing is.
     """
 
     slices: Callable[..., np.ndarray]
     least: dict[str, int]
     meaning: str
+    most: Callable[..., int] = lambda count, tokens, *_: 2 * count
     fault: Callable[..., str | None] = lambda *_: None
 
     def spelling(self, name: str) -> str:
@@ -106,6 +108,7 @@ MASKS: dict[str, Family] = {
         "in blocks of `block` tokens from the document's start (the last may be short): causal over the token's own "
         "block, the window - 1 before it and the first `sink`; the last `test` blocks see all that comes before them "
         "(DCP, Figure 6)",
+        lambda count, tokens, block, *_: 4 * count + tokens // block,
     ),
     "shared_question": Family(
         _shared_question,
@@ -113,9 +116,15 @@ MASKS: dict[str, Family] = {
         "one question, then answers of `share` percent of the document each, rounded down to whole tokens; the "
         "question has the rest. The question is causal; an answer sees the question and, causally, itself (DCP, "
         "Figure 6)",
+        lambda count, tokens, answers, _: (1 + answers) * count,
         _fits_shared_question,
     ),
     "prefix": Family(_prefix, {"p": 1}, "the first p tokens see each other, the rest is causal"),
-    "chunked": Family(_chunked, {"c": 1}, "causal inside chunks of c tokens (the last may be short)"),
+    "chunked": Family(
+        _chunked,
+        {"c": 1},
+        "causal inside chunks of c tokens (the last may be short)",
+        lambda count, tokens, c: count + tokens // c,
+    ),
 }
 """All families by name. Parameters are whole numbers up to 2^40; one larger than the document is as large as it is."""

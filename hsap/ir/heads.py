@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hsap.ir.check import MAX_HEAD_DIM, MAX_HEADS, Refused, instance, one_of, whole
+from hsap.ir.check import MAX_HEAD_DIM, MAX_HEADS, Refused, instance, one_of, shown, whole
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one element; the names are the ones used everywhere (configs, plans, command line)."""
@@ -57,7 +57,7 @@ class HeadShape:
         try:
             q, kv, dim = (int(part) for part in text.split(":"))
         except ValueError:
-            raise Refused(f"heads: can't read {text!r}; write query:KV:dimension, as in 8:2:128") from None
+            raise Refused(f"heads: can't read {shown(text)}; write query:KV:dimension, as in 8:2:128") from None
         return cls(q, kv, dim, dtype)
 
     @property
@@ -78,10 +78,10 @@ class HeadShape:
         """
         intra_sp = whole("topology: intra_sp", intra_sp)
         if intra_sp > self.num_q_heads:
-            legal = ", ".join(str(d) for d in range(1, self.num_q_heads + 1))
             raise Refused(
                 f"topology: intra_sp={intra_sp} is more than the {self.num_q_heads} query heads; IntraSP gives every "
-                f"rank at least one head, so the legal degrees are {legal}; put the other ranks into inter_sp"
+                f"rank at least one head, so the legal degrees are 1 to {self.num_q_heads}; put the other ranks "
+                "into inter_sp"
             )
         if intra_sp > self.num_kv_heads and intra_sp % self.num_kv_heads == 0:
             per_kv = intra_sp // self.num_kv_heads

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hsap.ir.check import MAX_TOKENS, instance, one_of, shown, whole, wholes
+from hsap.ir.check import MAX_LAYERS, MAX_SHOWN, MAX_TOKENS, instance, one_of, shown, whole, wholes
 from hsap.ir.families import MASKS
 from hsap.ir.layout import Layout
 from hsap.ir.slice import K0, K1, Q0, Q1, Slice, overlap, shrink, slices
 
-MAX_LAYERS = 1 << 16
 LIMIT = 1 << 41
 """No number of a slice that is given may be larger, so that their sums stay in int64."""
 
@@ -37,7 +36,7 @@ class Mask:
         family = MASKS[one_of("mask: unknown name", self.name, MASKS, "masks")]
         given = wholes(f"mask: parameters of {self.name}", self.parameters, 0)
         if len(given) != len(family.least):
-            raise ValueError(f"mask: {self.name!r} got parameters {given}; write {family.spelling(self.name)}")
+            raise ValueError(f"mask: {self.name!r} got parameters {shown(given)}; write {family.spelling(self.name)}")
         for value, (parameter, least) in zip(given, family.least.items(), strict=True):
             whole(f"mask: {parameter} of {self.name}", value, least)
         if fault := family.fault(*given):
@@ -53,7 +52,7 @@ class Mask:
         try:
             parameters = tuple(int(p) for p in rest.split(",")) if rest else ()
         except ValueError:
-            raise ValueError(f"mask: the parameters of {text!r} must be integers, as in window:4096") from None
+            raise ValueError(f"mask: the parameters of {shown(text)} must be integers, as in window:4096") from None
         return cls(name, parameters)
 
     @staticmethod
@@ -103,7 +102,8 @@ class SliceMask:
     table: np.ndarray
 
     def __post_init__(self) -> None:
-        instance("mask: name", self.name, str, "a word")
+        if not instance("mask: name", self.name, str, "a word").isprintable() or len(self.name) > MAX_SHOWN:
+            raise ValueError(f"mask: name is {shown(self.name)}; give a word or two, which are printed")
         object.__setattr__(self, "num_tokens", whole(f"mask {self.name}: num_tokens", self.num_tokens, 1, MAX_TOKENS))
         given = _as_table(self.name, self.table)
         outside = (given[:, [Q0, K0]] < 0).any(axis=1) | (given[:, [Q1, K1]] > self.num_tokens).any(axis=1)
@@ -146,6 +146,16 @@ class SliceMask:
 
 Masks = Mask | tuple[Mask | SliceMask, ...]
 """One mask for all documents of a packed batch, or one for each."""
+
+
+def most_slices(layout: Layout, masks: Masks) -> int:
+    """Say how many slices a packed batch has at most, without making them."""
+    if isinstance(masks, Mask):
+        return MASKS[masks.name].most(layout.num_documents, layout.num_tokens, *masks.parameters)
+    return sum(
+        len(mask.table) if isinstance(mask, SliceMask) else MASKS[mask.name].most(1, length, *mask.parameters)
+        for mask, length in zip(masks, layout.lengths, strict=True)
+    )
 
 
 def mask_slices(layout: Layout, masks: Masks) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hsap.ir import stored
 from hsap.ir.block import Shards
-from hsap.ir.check import instance
+from hsap.ir.check import instance, one_line
 from hsap.ir.precision import Precision
 from hsap.ir.problem import Problem, Topology, problem_from_json, problem_to_json
 from hsap.ir.program import Buffers, Programs
@@ -128,7 +128,7 @@ class Plan:
             plan = _assemble(header, columns)
             same = plan.hash == header["hash"]
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"not a stored plan: its header lacks or mistypes {error}") from None
+            raise ValueError(f"not a stored plan: its header lacks or mistypes {one_line(error)}") from None
         if not same:
             raise ValueError("the content hash doesn't match; the file is damaged or was edited")
         return plan

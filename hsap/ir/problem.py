@@ -7,11 +7,23 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from hsap.ir.check import MAX_RANKS, Refused, instance, number, one_of, shown, whole
+from hsap.ir.check import (
+    MAX_ELEMENTS,
+    MAX_LAYERS,
+    MAX_RANKS,
+    MAX_SLICES,
+    Refused,
+    instance,
+    number,
+    one_line,
+    one_of,
+    shown,
+    whole,
+)
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices, mask_to_json
+from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices, mask_to_json, most_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +44,8 @@ class Topology:
         match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text) if isinstance(text, str) else None
         if not match:
             raise Refused(
-                f"topology={text}: expected NxM with whole numbers N, M of at least 1, N = inter_sp and M = intra_sp: "
-                "topology=4x2 gives 8 ranks, 4 in the outer layer times 2 in the inner one."
+                f"topology={one_line(text)}: expected NxM with whole numbers N, M of at least 1, N = inter_sp and M = "
+                "intra_sp: topology=4x2 gives 8 ranks, 4 in the outer layer times 2 in the inner one."
             )
         return cls(int(match[1]), int(match[2]))
 
@@ -71,6 +83,7 @@ class Problem:
         object.__setattr__(self, "masks", _as_pairs(self.masks))
         for mask, _ in self.masks:
             _check_documents(mask, self.layout)
+        _check_size(self)
         if self.max_tokens_per_rank is not None:
             limit = whole("problem: max_tokens_per_rank (None for no limit)", self.max_tokens_per_rank)
             object.__setattr__(self, "max_tokens_per_rank", limit)
@@ -84,7 +97,7 @@ class Problem:
         if self.cluster.num_nodes is not None and nodes > self.cluster.num_nodes:
             raise Refused(
                 f"problem: topology {self.topology} spreads over {nodes} nodes of {self.cluster.ranks_per_node} ranks, "
-                f"cluster {self.cluster.name} has {self.cluster.num_nodes}; use fewer ranks or more nodes"
+                f"cluster {one_line(self.cluster.name)} has {self.cluster.num_nodes}; use fewer ranks or more nodes"
             )
 
     @property
@@ -101,11 +114,15 @@ class Problem:
         return mask_slices(self.layout, self.masks[mask][0])
 
 
+MAX_ARENA = 1 << 62
+"""No buffer ends beyond so many bytes, so that a larger arena, or an infinite one, is the same."""
+
+
 def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
     """Bytes of the arena (HSAP §3.4): arena_multiple × tokens × heads × dim of the largest shard's q."""
     tokens = problem.max_tokens_per_rank or tokens_per_rank
     q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
-    return int(problem.arena_multiple * q_bytes)
+    return int(min(problem.arena_multiple * q_bytes, MAX_ARENA))
 
 
 def problem_to_json(problem: Problem) -> dict:
@@ -144,11 +161,31 @@ def _as_pairs(masks: object) -> tuple[tuple[Masks, int], ...]:
             f"problem: masks is {shown(masks)}; give (mask, num_layers) pairs, at least one, as in "
             "(('causal', 24), ('window:4096', 8)); a mask is a Mask, its text, or a list of these, one per document"
         )
-    return tuple((mask_from_json(mask), whole("problem: num_layers of a mask", layers)) for mask, layers in masks)
+    return tuple(
+        (mask_from_json(mask), whole("problem: num_layers of a mask", layers, 1, MAX_LAYERS)) for mask, layers in masks
+    )
 
 
 def _is_pair(pair: object) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], Mask | str | list | tuple)
+
+
+def _check_size(problem: Problem) -> None:
+    """Refuse what would need tables, or sums of bytes, beyond `MAX_SLICES` and `MAX_ELEMENTS`."""
+    num_slices = sum(most_slices(problem.layout, mask) for mask, _ in problem.masks)
+    if num_slices > MAX_SLICES:
+        raise Refused(
+            f"problem: the masks cut {problem.layout.num_documents} documents into as many as {num_slices} slices, "
+            f"{MAX_SLICES} are the limit; give masks of larger blocks, or fewer documents"
+        )
+    heads = problem.heads
+    elements = problem.layout.num_tokens * heads.num_q_heads * (heads.head_dim + 2) * problem.num_ranks
+    if elements > MAX_ELEMENTS:
+        raise Refused(
+            f"problem: {problem.layout.num_tokens} tokens of {heads.num_q_heads} heads of {heads.head_dim} elements on "
+            f"{problem.num_ranks} ranks are more than 2^{MAX_ELEMENTS.bit_length() - 1} elements where every rank has "
+            "all of them; use fewer ranks, or a smaller batch"
+        )
 
 
 def _check_documents(masks: Masks, layout: Layout) -> None:

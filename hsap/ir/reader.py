@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from hsap.ir.block import Shards
+from hsap.ir.check import one_line, shown
 from hsap.ir.listing import Listing, read_listing
 from hsap.ir.plan import Plan, choice_from_json
 from hsap.ir.problem import Problem, Topology, problem_from_json, problem_to_json
 from hsap.ir.program import COLUMN_WIDTHS, NONE, Buffers, Programs, Role, Space, typed
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.spelling import HEADER, Words, place_names, whole_share
+from hsap.ir.stored import from_json
 
 MAX_CHARACTERS = 1 << 28
+MAX_INDEX = 1 << 26
+"""Entries of an index that ranges may spell out: a short text could ask for any number of them."""
 JSON_LINES = (["problem"], ["planner"], ["options"], ["choice"])
 SPAN = r"\[N,N\)"
 
@@ -64,7 +68,7 @@ def read_plan(text: str) -> Plan:
             lines.current.word("direction", direction)
             lines.done()
             chart = _array(lines.table("block", _block), 6)
-            index = _index(lines, len(slices[-1]) * problem.heads.num_q_heads)
+            index = _index(lines, len(slices[-1]), problem.heads.num_q_heads)
             pair.append((chart, _programs(lines, problem, topology.intra_sp, index)))
         charts.append(tuple(chart for chart, _ in pair))
         programs.append(tuple(streams for _, streams in pair))
@@ -138,7 +142,7 @@ class _Lines:
         """Read what is left of the current line as one JSON value of that kind, and go to the next line."""
         line = self.current
         try:
-            value = json.loads(self.lines[self.at - 1].split(maxsplit=line.at)[line.at])
+            value = from_json(self.lines[self.at - 1].split(maxsplit=line.at)[line.at])
         except (ValueError, IndexError, RecursionError):
             raise line.fail(expected) from None
         if not isinstance(value, kind):
@@ -172,11 +176,13 @@ def _problem(lines: _Lines) -> Problem:
         data[name] = lines.json()
     try:
         if Topology.parse(data["topology"]).num_ranks > len(lines.lines):
-            raise ValueError(f"topology {data['topology']} has more ranks than the text has lines; it is cut short")
+            raise ValueError(
+                f"topology {shown(data['topology'])} has more ranks than the text has lines; it is cut short"
+            )
         problem = problem_from_json(data)
         same = problem_to_json(problem) == data
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise ValueError(f"line {first.number}: the problem lacks or mistypes {error}") from None
+        raise ValueError(f"line {first.number}: the problem lacks or mistypes {one_line(error)}") from None
     except ValueError as error:
         raise ValueError(f"line {first.number}: {error}") from None
     if not same:
@@ -239,9 +245,10 @@ def _block(line: Words, count: int) -> list[int]:
     return out
 
 
-def _index(lines: _Lines, most: int) -> list[int]:
-    """Read the index of what is attended, of at most as many entries as there are slices times query heads."""
-    index: list[int] = []
+def _index(lines: _Lines, num_slices: int, num_heads: int) -> array:
+    """Read the index of what is attended: as many of the slices as query heads could ask for at most."""
+    index = array("i")
+    most = min(num_slices * num_heads, MAX_INDEX)
     while lines.starts("index"):
         line = lines.current
         line.word("index")
@@ -250,15 +257,16 @@ def _index(lines: _Lines, most: int) -> list[int]:
             single = ":" not in line.peek()
             first, *stop = line.integers("N" if single else "N:N", "a slice or a range of slices, as in 3:7", 32)
             run = range(first, *stop) if stop else range(first, first + 1)
-            if not 0 < len(run) <= most - len(index):
+            # A number that is none of the slices is the verifier's to judge, as in other columns.
+            if not 0 < len(run) <= min(num_slices, most - len(index)):
                 line.at -= 1
-                raise line.fail(f"a range that isn't empty, and {most} entries of the index at most")
-            index += run
+                raise line.fail(f"one slice or some of {num_slices}, and {most} entries of the index at most")
+            index.extend(run)
         lines.done()
     return index
 
 
-def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: list[int]) -> Programs:
+def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: array) -> Programs:
     """Read the streams of all ranks for one mask and direction."""
     buffers: list[list[int]] = []
     code: list[list[int]] = []
@@ -335,8 +343,8 @@ def _instruction(line: Words, first_buffer: int, share: list[int]) -> tuple[list
     return [op, role, peer, round_, *buf, *padding, *rows, *slices, *heads], names
 
 
-def _columns(buffer_offsets: list[int], buffers: list, offsets: list[int], code: list, index: list) -> Programs:
+def _columns(buffer_offsets: list[int], buffers: list, offsets: list[int], code: list, index: array) -> Programs:
     b, c = _array(buffers, 11), _array(code, 18)
     table = Buffers(np.array(buffer_offsets), b[:, 0], b[:, 1], b[:, 2], b[:, 3:5], b[:, 5:9], b[:, 9], b[:, 10])
     columns = (c[:, 0], c[:, 1], c[:, 2], c[:, 3], c[:, 4:9], c[:, 9:11], c[:, 11:13], c[:, 13:17], c[:, 17])
-    return typed(Programs(np.array(offsets), *columns, np.array(index, np.int64), typed(table)))
+    return typed(Programs(np.array(offsets), *columns, np.array(index, np.int32), typed(table)))

@@ -13,6 +13,7 @@ rectangle, so that equal sets of pairs have equal numbers.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -246,9 +247,15 @@ OVERLAPS_AT_ONCE = 1 << 18
 """Pairs of slices that `overlap` looks at together: 12 MiB for each table of them."""
 
 
+MOST_COMPARED = 32
+"""Pairs a slice up to which `overlap` compares what starts early enough; beyond them a sweep takes less time."""
+
+
 def overlap(table: np.ndarray) -> tuple[int, int] | None:
     """Find two canonical slices that make the same pair visible: their indices, the smaller first, or None."""
-    _, order, stop = min((_later_starts(table, *side) for side in ((Q0, Q1), (K0, K1))), key=lambda side: side[0])
+    num_pairs, order, stop = min((_later_starts(table, *side) for side in ((Q0, Q1), (K0, K1))), key=lambda s: s[0])
+    if num_pairs > MOST_COMPARED * len(table):
+        return _swept(table)
     first = np.arange(1, len(table) + 1)
     total = np.concatenate([[0], np.cumsum(stop - first)])
     edges = np.searchsorted(total, np.arange(0, total[-1] + OVERLAPS_AT_ONCE, OVERLAPS_AT_ONCE))
@@ -271,6 +278,37 @@ def _later_starts(table: np.ndarray, start: int, end: int) -> tuple[int, np.ndar
     order = np.argsort(table[:, start], kind="stable")
     stop = np.searchsorted(table[order, start], table[order, end])
     return int(stop.sum()) - len(table) * (len(table) + 1) // 2, order, stop
+
+
+def _swept(table: np.ndarray) -> tuple[int, int] | None:
+    """Find what `overlap` does row by row, with the slices that a row has in the order of their keys.
+
+    From a row to the next the ends of what a slice shows stay or move on by one key, so that disjoint slices never
+    change places, and the first two that meet were neighbours before: it suffices to compare neighbours.
+    """
+    rows = table.tolist()
+
+    def meet(i: int, j: int) -> bool:
+        q0, k0, lo = (max(rows[i][side], rows[j][side]) for side in (Q0, K0, LO))
+        q1, k1, hi = (min(rows[i][side], rows[j][side]) for side in (Q1, K1, HI))
+        return k0 < k1 and lo <= hi and max(q0, k0 - hi) < min(q1, k1 - lo)
+
+    # A slice leaves before another begins in the row behind its last.
+    events = sorted([(row[Q0], 1, i) for i, row in enumerate(rows)] + [(row[Q1], 0, i) for i, row in enumerate(rows)])
+    living: list[int] = []
+    for now, begins, i in events:
+        q = now if begins else now - 1
+        at = bisect_left(living, max(rows[i][K0], q + rows[i][LO]), key=lambda j: max(rows[j][K0], q + rows[j][LO]))
+        if begins:
+            living.insert(at, i)
+            neighbours = [(j, i) for j in living[max(at - 1, 0) : at + 2] if j != i]
+        else:
+            del living[at]
+            neighbours = [tuple(living[at - 1 : at + 1])] if 0 < at < len(living) else []
+        for a, b in neighbours:
+            if meet(a, b):
+                return min(a, b), max(a, b)
+    return None
 
 
 def dense(table: np.ndarray, num_tokens: int) -> np.ndarray:

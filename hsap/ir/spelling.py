@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 
-from hsap.ir.heads import HeadShape
+from hsap.ir.check import shown
+from hsap.ir.heads import HeadRun, HeadShape
 from hsap.ir.program import NONE, Buffers, Op, Role, Space
 
 HEADER = "hsap-plan-text 1"
@@ -48,7 +49,7 @@ class Words:
 
     def fail(self, expected: str) -> ValueError:
         """Make the error that says what should stand here."""
-        found = repr(self.peek()) if self.peek() else "the end of the line"
+        found = shown(self.peek()) if self.peek() else "the end of the line"
         return ValueError(f"line {self.number}: expected {expected}, found {found}")
 
     def peek(self) -> str:
@@ -127,8 +128,14 @@ class Words:
 
 def whole_share(heads: HeadShape, intra_sp: int, rank: int) -> list[int]:
     """Heads of a rank's whole share, numbered within it, as in `Programs.heads`."""
-    share = heads.shares(intra_sp)[rank % intra_sp]
+    share = _shares(heads, intra_sp)[rank % intra_sp]
     return [0, share.q_count, 0, share.kv_count]
+
+
+@functools.lru_cache(maxsize=8)
+def _shares(heads: HeadShape, intra_sp: int) -> tuple[HeadRun, ...]:
+    """The shares of all ranks, which are asked for rank by rank."""
+    return heads.shares(intra_sp)
 
 
 def place_names(buffers: Buffers, rank: int, indices) -> tuple[str, ...]:

@@ -7,10 +7,13 @@ the plan's own affair (`hsap.ir.plan`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from hsap.ir.check import one_line, shown
 from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS
 
 MAGIC = b"hsap-plan-2\n"
@@ -41,15 +44,15 @@ def read(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     if size > min(MAX_HEADER_BYTES, len(data) - start):
         raise ValueError(f"the header claims {size} bytes, more than the file has; it is cut short or damaged")
     try:
-        header = json.loads(data[start : start + size])
+        header = from_json(data[start : start + size].decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the header isn't JSON that can be read ({error}); the file is damaged") from None
+        raise ValueError(f"the header isn't JSON that can be read ({one_line(error)}); the file is damaged") from None
     columns, offset = {}, start + size
     for name, dtype, shape in header["columns"]:
         known = _layout(name)
         # Names are compared: np.dtype makes no end of things from a string.
         if dtype != known[0].str or tuple(shape[1:]) != known[1] or not all(type(n) is int for n in shape):
-            raise ValueError(f"column {name} has dtype {dtype} and shape {shape}; that is not a plan's")
+            raise ValueError(f"column {shown(name)} has dtype {shown(dtype)} and shape {shown(shape)}; no plan's has")
         count = shape[0] * int(np.prod(known[1], dtype=np.int64))
         if count < 0 or offset + count * known[0].itemsize > len(data):
             raise ValueError(f"column {name} reaches beyond the end of the file; it is cut short or damaged")
@@ -58,6 +61,23 @@ def read(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     if offset != len(data):
         raise ValueError(f"{len(data) - offset} bytes follow the last column; the file is damaged")
     return header, columns
+
+
+def from_json(text: str) -> Any:
+    """Read JSON; ValueError for what is none, and for what can't be written again.
+
+    These are numbers that aren't finite, which strict JSON doesn't have, and halves of surrogate pairs in texts.
+    """
+    value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(text)} is no finite number")
+    return value
 
 
 def _layout(name: str) -> tuple[np.dtype, tuple[int, ...]]:

@@ -223,7 +223,9 @@ def check_options(name: str, options: dict) -> None:
     known = options_of(name)
     for option, value in options.items():
         if option not in known:
-            raise Refused(f"planner {name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}")
+            raise Refused(
+                f"planner {name}: unknown option {shown(option)}; it takes {', '.join(known) or 'no options'}"
+            )
         if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
             raise Refused(
                 f"planner {name}: {option} is {shown(value)}; give a word, a finite number, a truth value or None"

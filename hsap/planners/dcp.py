@@ -56,6 +56,9 @@ DEFAULT_BLOCK, SMALLEST_BLOCK = 1024, 32
 """Below the first, blocks are chosen only for batches with few tokens a rank; never below the second."""
 MAX_CELLS = 1 << 23
 """Computation blocks that a batch may have at most: the solver takes minutes for a tenth of them."""
+MAX_DIVISIONS = 1 << 10
+"""Each goes through all computation blocks once more, and trays are told apart by three of them and a rank's head group
+in one integer (`hsap.compiler.trays`)."""
 TOKEN_ROOM, AREA_ROOM = 0.2, 0.6
 """Parts of the slacks that a node may use; its ranks need the rest, as blocks have a size."""
 RANK_ROOM = 0.96
@@ -89,7 +92,7 @@ def dcp(
     settings = _Settings(
         excess("planner dcp: eps_inter", eps_inter),
         excess("planner dcp: eps_intra", eps_intra),
-        whole("planner dcp: divisions", divisions),
+        whole("planner dcp: divisions", divisions, 1, MAX_DIVISIONS),
         excess("planner dcp: area_slack", area_slack),
         excess("planner dcp: token_slack", token_slack),
     )
@@ -120,6 +123,7 @@ class _Choice:
         shards = Shards(spans, np.arange(len(spans) + 1), np.zeros(len(spans), np.int64))
         cells = tuple(cut_blocks(shards, problem.slices(mask)) for mask in range(len(problem.masks)))
         work, sizes = _group_sizes(problem)
+        _check_sums(problem, cells, sizes)
         columns = [(c.q, c.kv, c.area, layers) for c, (_, layers) in zip(cells, problem.masks)]
         group_bytes = np.stack([sizes[:, 0] + sizes[:, 1], sizes[:, 2]], axis=1)
         graph = cells_hypergraph(shards.tokens, columns, work, group_bytes)
@@ -212,6 +216,18 @@ def _token_blocks(problem: Problem, block: int) -> np.ndarray:
     document, index = ranges(np.zeros_like(counts), counts)
     begin = starts[document] + index * block
     return np.stack([begin, np.minimum(begin + block, stops[document])], axis=1)
+
+
+def _check_sums(problem: Problem, cells: tuple[Blocks, ...], sizes: np.ndarray) -> None:
+    """Refuse a batch whose weights, which count all layers, would leave int64."""
+    layers = [count for _, count in problem.masks]
+    pairs = sum(int(blocks.area.sum()) * count for blocks, count in zip(cells, layers, strict=True))
+    num_bytes = problem.layout.num_tokens * int(sizes.sum()) * sum(layers)
+    if max(pairs * problem.heads.num_q_heads, num_bytes) >> 62:
+        raise Refused(
+            f"planner dcp: {pairs} pairs of {problem.heads.num_q_heads} heads, or {num_bytes} bytes, are beyond 2^62 "
+            f"over {sum(layers)} layers; plan for fewer layers, masks in proportion, or choose another planner"
+        )
 
 
 def _group_sizes(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ def _greedy(needs, order, first, num_ranks, num_divisions):
                 for data in needs.reads[i]:
                     if needs.home[data] != rank and not fetched[rank, data]:
                         extra += needs.num_bytes[data]
-                if (moved[rank] + extra) * num_divisions <= total[rank]:
+                if moved[rank] + extra <= total[rank] // num_divisions:
                     for data in needs.reads[i]:
                         _fetch(needs, fetched, moved, rank, data)
                     division[i] = now

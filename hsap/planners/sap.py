@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.ir.block import Blocks, Shards, cut_blocks
-from hsap.ir.check import Refused, excess
+from hsap.ir.check import Refused, excess, shown
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.problem import Problem
 from hsap.ir.schedule import AHEAD, DIRECTIONS, Schedule, Strategy
@@ -55,7 +55,9 @@ MAX_PIECES = 8
 def sap(problem: Problem, balance: str = "area", slack: float = 0.05) -> Strategy:
     """Plan contiguous shards with every document's blocks spread over its ranks, evenly for all."""
     if balance not in ("area", "blocks"):
-        raise Refused(f"planner sap: unknown balance={balance!r}; choose area (visible pairs) or blocks (the paper)")
+        raise Refused(
+            f"planner sap: unknown balance={shown(balance)}; choose area (visible pairs) or blocks (the paper)"
+        )
     slack = excess("planner sap: slack", slack)
     if balance == "blocks":
         shards = equal_shards(problem.layout.num_tokens, problem.topology.inter_sp)

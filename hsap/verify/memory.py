@@ -19,8 +19,7 @@ def fits(s: Stream) -> Iterator[Found]:
     """No buffer ends beyond the arena's capacity; where the problem sets none, all of a rank's side by side."""
     problem, most = s.plan.problem, -1
     if problem.arena_multiple is not None:
-        # Whatever int64 can't hold is more than any buffer's end, which is below 2 ** 62.
-        most = min(arena_capacity(problem, int(s.plan.tokens_per_rank.max(initial=0))), 1 << 62)
+        most = arena_capacity(problem, int(s.plan.tokens_per_rank.max(initial=0)))
     capacity, beyond = _beyond(s.held, s.last, s.plan.num_ranks, most)
     say = "{} ends beyond the arena's {} bytes"
     yield from at_buffers(s, np.flatnonzero(beyond), lambda i: say.format(s.describe(i), capacity[s.held[RANK, i]]))

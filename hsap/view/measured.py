@@ -30,11 +30,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.ir.check import one_line, shown
 from hsap.ir.effects import partners, wait_of
 from hsap.ir.plan import Plan
 from hsap.ir.program import Op, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.sim.clock import Times
+from hsap.verify import verify
 from hsap.view.course import Course
 
 _NUMBERS = {"group": 0, "rank": None, "step": None, "micro": 0, "layer": None, "mask": 0}
@@ -58,7 +60,7 @@ class Run:
 def read_run(folder: str | Path, step: int | None = None, layer: int | None = None, group: int = 0) -> Run:
     """Read a run's timelines of one step and layer (None: the last step, and in it the first layer, that was measured).
 
-    ValueError: no timelines or plan, lines that can't be read, ranks missing; it names file and line.
+    ValueError: no timelines, no sound plan, lines that can't be read, ranks missing; it names file and line.
     """
     folder = Path(folder)
     paths = sorted(folder.glob("timeline-rank*.jsonl"))
@@ -107,7 +109,7 @@ def _lines(path: Path) -> Iterator[dict]:
         for name, default in _NUMBERS.items():
             value = line.setdefault(name, default)
             if type(value) is not int or value < 0:
-                raise ValueError(f"{where}: {name} is {value!r}; it must be a whole number of at least 0")
+                raise ValueError(f"{where}: {name} is {shown(value)}; it must be a whole number of at least 0")
         if line.get("direction") not in DIRECTIONS or not isinstance(line.get("plan"), str):
             raise ValueError(f"{where}: needs direction, one of {', '.join(DIRECTIONS)}, and plan, a content hash")
         yield line | {"where": where, "host": str(line.get("host", ""))}
@@ -116,15 +118,23 @@ def _lines(path: Path) -> Iterator[dict]:
 def _plan(folder: Path, lines: list[dict]) -> Plan:
     hashes = sorted({line["plan"] for line in lines})
     if len(hashes) > 1:
-        raise ValueError(f"{lines[0]['where']}: the ranks ran different plans in this step: {', '.join(hashes)}")
+        raise ValueError(
+            f"{lines[0]['where']}: the ranks ran different plans in this step: {one_line(', '.join(hashes))}"
+        )
     if not hashes[0].isalnum():
-        raise ValueError(f"{lines[0]['where']}: plan {hashes[0]!r} is no content hash")
+        raise ValueError(f"{lines[0]['where']}: plan {shown(hashes[0])} is no content hash")
     path = folder / f"plan-{hashes[0][:16]}.plan"
     if not path.is_file():
         raise ValueError(f"{path}: not there, but {lines[0]['where']} was measured with it; keep plans with the run")
     plan = Plan.load(path)
     if plan.hash != hashes[0]:
         raise ValueError(f"{path}: its content hash is {plan.hash}, {lines[0]['where']} was measured with {hashes[0]}")
+    # Times are laid beside its columns, which index one another.
+    report = verify(plan)
+    if not report.ok:
+        raise ValueError(
+            f"{path}: not a sound plan, {report.errors[0]}; `hsap verify` shows where, a fresh copy of the run's may do"
+        )
     return plan
 
 

@@ -1,8 +1,10 @@
 """Pipeline: what it refuses, that it is deterministic, and that it takes many ranks."""
 
 import itertools
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,7 @@ from hsap.compiler.pipeline import build
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Problem, Topology
+from hsap.ir.problem import Problem, Topology, arena_capacity
 from hsap.ir.schedule import Chart
 from hsap.planners import PLANNERS, run
 from hsap.verify import verify
@@ -42,6 +44,14 @@ def test_too_many_tokens_for_a_rank(planner):
         compile(problem("4x2", max_tokens_per_rank=most - 1), planner)
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 40])
+def test_an_arena_beyond_all_numbers_is_no_limit(limit):
+    free = compile(problem(), "ring")
+    for multiple in (1e30, 1e308):
+        plan = compile(problem(arena_multiple=multiple, max_tokens_per_rank=limit), "ring")
+        assert verify(plan).ok and plan.arena_bytes().tolist() == free.arena_bytes().tolist()
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_arena_too_small(planner):
     needed = compile(problem(), planner).arena_bytes()
@@ -61,6 +71,21 @@ def test_arena_too_small(planner):
     )
     with pytest.raises(ValueError, match=text):
         compile(tight, planner)
+
+
+def test_the_least_need_of_all_variants_is_quoted():
+    """Of this batch what overlaps transfers with computing needs less memory than what doesn't."""
+    masks = [(["lambda:0,3", "shared_question:1,10", "shared_question:5,15"], 1)]
+    batch = Problem(Layout.from_lengths([60, 1, 1]), HeadShape(7, 7, 2, "fp32"), Topology(11, 1), masks)
+    unlimited = compile(batch, "zigzag")
+    one = arena_capacity(replace(batch, arena_multiple=1.0), int(unlimited.tokens_per_rank.max()))
+    with pytest.raises(ValueError, match="bytes of communication buffer") as refused:
+        compile(replace(batch, arena_multiple=0.001), "zigzag")
+    need = int(re.search(r"needs (\d+) bytes", str(refused.value))[1])
+    assert need <= unlimited.arena_bytes().max()
+    assert compile(replace(batch, arena_multiple=(need + 0.5) / one), "zigzag").arena_bytes().max() == need
+    with pytest.raises(ValueError, match=f"needs {need} bytes"):
+        compile(replace(batch, arena_multiple=(need - 0.5) / one), "zigzag")
 
 
 def test_same_plan_twice_and_with_any_hash_seed():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hsap import clusters
-from hsap.ir.check import MAX_HEADS, MAX_TOKENS, number, whole, wholes
+from hsap.ir.check import MAX_HEAD_DIM, MAX_HEADS, MAX_TOKENS, number, whole, wholes
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
@@ -54,6 +54,23 @@ def test_numpy_integers_become_ints(field, kind):
     json.dumps(
         problem_to_json(problem(layout=Layout.from_lengths(np.array([2, 3], kind)), max_tokens_per_rank=kind(9)))
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"masks": (("chunked:1", 1),)}, "1 documents into as many as 16777217 slices"),
+        ({"masks": ((["blockwise:2,1,1,0"], 1),)}, "slices, 2097152 are the limit"),
+        ({"masks": tuple((f"chunked:{size}", 1) for size in range(10, 20))}, "slices"),
+        ({"heads": HeadShape(MAX_HEADS, MAX_HEADS, MAX_HEAD_DIM, "fp64"), "topology": Topology(3, 1)}, "2.56 elements"),
+        ({"masks": (("causal", 1 << 17),)}, "num_layers"),
+    ],
+)
+def test_what_no_table_or_sum_could_hold(change, told):
+    """A header of a few words is refused before anything is made of it."""
+    with pytest.raises(ValueError, match=told) as refused:
+        problem(layout=Layout((MAX_TOKENS,), (1,)), **change)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("value", NOT_NUMBER, ids=lambda v: type(v).__name__)

@@ -14,7 +14,7 @@ from hsap.ir import slice as sl
 from hsap.ir.families import MASKS
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Mask, SliceMask, distinct_masks, mask_slices, parse_layers, parse_masks
+from hsap.ir.mask import Mask, SliceMask, distinct_masks, mask_slices, most_slices, parse_layers, parse_masks
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology, problem_from_json, problem_to_json
 from hsap.ir.reader import parse
@@ -77,6 +77,7 @@ def test_slices_show_what_the_definition_says_once(mask, n):
     table = mask.slices(n)
     assert np.array_equal(sl.dense(table, n), defined(mask, n))
     assert np.array_equal(sl.canonical(table), table)
+    assert len(table) <= most_slices(Layout.from_lengths([n]), mask) <= max(len(table), 1) + 101
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,7 +87,10 @@ def test_documents_of_a_pack_have_masks_of_their_own(documents):
     want = np.zeros((layout.num_tokens,) * 2, dtype=np.int64)
     for (mask, n), start in zip(documents, layout.cu_seqlens):
         want[start : start + n, start : start + n] = defined(mask, n)
-    assert np.array_equal(sl.dense(mask_slices(layout, tuple(m for m, _ in documents)), layout.num_tokens), want)
+    masks = tuple(mask for mask, _ in documents)
+    table = mask_slices(layout, masks)
+    assert np.array_equal(sl.dense(table, layout.num_tokens), want) and len(table) <= most_slices(layout, masks)
+    assert len(mask_slices(layout, masks[0])) <= most_slices(layout, masks[0])
 
 
 @pytest.mark.parametrize(
@@ -233,6 +237,42 @@ def test_overlaps_are_found(rows):
     assert (pair is None) == (sl.dense(table, 8).max(initial=0) <= 1)
     if pair:
         assert pair[0] < pair[1] and sl.dense(table[list(pair)], 8).max() == 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 8)] * 4, st.integers(-9, 9), st.integers(-9, 9)), max_size=6))
+def test_overlaps_are_found_by_the_sweep_too(rows):
+    """Of slices in the order given, those that add no pair twice are kept, but for one that may."""
+    table = sl.slices([])
+    for a, b, c, d, e, f in rows:
+        more = np.concatenate([table, sl.slices([(min(a, b), max(a, b), min(c, d), max(c, d), e, f)])])
+        more = sl.canonical(more)
+        overlaps = sl.dense(more, 8).max(initial=0) > 1
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("hsap.ir.slice.MOST_COMPARED", -1)
+            pair = sl.overlap(more)
+        assert (pair is not None) == overlaps
+        if overlaps:
+            assert pair[0] < pair[1] and sl.dense(more[list(pair)], 8).max() == 2
+        else:
+            table = more
+
+
+@pytest.mark.parametrize("doubled", [False, True])
+def test_many_diagonals_side_by_side_are_compared_soon(doubled):
+    """Any two of them have rows and keys in common, so that comparing all pairs takes minutes."""
+    n = 20_000
+    rows = [(0, n, 0, 2 * n, i, i) for i in range(n)]
+    rows += [(n, 2 * n, 0, 2 * n, -i - 1, -i - 1) for i in range(n)]
+    if doubled:
+        rows.append((n - 1, n, n, n + 1))
+    start = time.perf_counter()
+    if doubled:
+        with pytest.raises(ValueError, match="slices 1 and 40000"):
+            SliceMask("diagonals", 2 * n, np.array([row if len(row) == 6 else (*row, -9 * n, 9 * n) for row in rows]))
+    else:
+        SliceMask("diagonals", 2 * n, np.array(rows))
+    assert time.perf_counter() - start < 20
 
 
 def test_slice_masks_are_values():

@@ -157,6 +157,10 @@ def edited(pattern, replacement):
 @pytest.mark.parametrize(
     ("pattern", "replacement", "words"),
     [
+        ("options {}", 'options {}\nchoice {"sap": NaN}', "line 5: expected a JSON object"),
+        ("hsap-plan-text 1", "hsap-plan-text " + "2" * 5000, "line 1: expected '1', found '22"),
+        ('topology "2x1"', 'topology "2x1\\n' + "1" * 5000 + '"', "expected NxM"),
+        ("problem lengths [7, 5, 3]", 'problem heads {"' + "a\\nb" * 900 + '": 1}', "lacks or mistypes"),
         ("hsap-plan-text 1", "hsap-plan-text 2", "line 1: expected '1', found '2'"),
         ('planner "ring"', "planner ring", "line 3: expected a JSON string"),
         ('planner "ring"', "planner 3", "line 3: expected a JSON string, found '3'"),
@@ -192,7 +196,7 @@ def edited(pattern, replacement):
 def test_malformed_text_names_line_and_expectation(pattern, replacement, words):
     with pytest.raises(ValueError) as error:
         parse(edited(pattern, replacement))
-    assert words in str(error.value)
+    assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
 def test_errors_name_the_line_of_the_file():
@@ -267,9 +271,28 @@ def test_the_paper_s_listings():
     assert sum(line.op == Op.ATTEND for line in streams[3]) == 3
 
 
-@pytest.mark.parametrize("words", ["0:0", "3:1", "0:2000000000", "0 x", "0:1:2", "0 " * 40])
+@pytest.mark.parametrize("words", ["0:0", "3:1", "0:2000000000", "0 x", "0:1:2", "0 " * 40, "0:5", "4:12"])
 def test_an_index_that_no_kernels_need_is_refused(words):
-    """Of 5 slices and 4 query heads: 20 entries at most, and no empty ranges."""
+    """Of 4 slices and 4 query heads: 16 entries at most, no empty ranges, and none of more slices than there are."""
     text = small([3, 2], "2x1", "zigzag").text()
     with pytest.raises(ValueError, match=r"line [0-9]+: expected"):
         parse(re.sub("index 0 .*", f"index 0 {words}", text, count=1))
+
+
+def test_a_short_text_asks_for_no_long_index(monkeypatch):
+    """Ranges spell out slices times query heads, which a header may have any number of."""
+    monkeypatch.setattr("hsap.ir.reader.MAX_INDEX", 1000)
+    plan = small([3, 2], "2x1", "zigzag", HeadShape(30_000, 1, 1))
+    asked = re.sub("index 0 .*", "index 0 " + "0:4 " * 251, plan.text(), count=1)
+    with pytest.raises(ValueError, match="expected one slice or some of 4, and 1000 entries of the index at most"):
+        parse(asked)
+    assert_same(parse(plan.text()), plan)
+
+
+def test_text_takes_the_shares_of_heads_once(monkeypatch):
+    """Every rank of an IntraSP group has a line for its share: with all shares made anew for each that is quadratic."""
+    plan, calls = small([64], "1x32", heads=HeadShape(32, 32, 1)), []
+    of_all = HeadShape.shares
+    monkeypatch.setattr(HeadShape, "shares", lambda heads, intra_sp: calls.append(intra_sp) or of_all(heads, intra_sp))
+    assert_same(parse(plan.text()), plan)
+    assert len(calls) < 8

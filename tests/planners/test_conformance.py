@@ -84,6 +84,8 @@ def test_plans_are_deterministic(planner, options):
 
 
 WRONG = [
+    ("dcp", {"divisions": 1025}, "divisions is 1025; it must be a whole number from 1 to 1024"),
+    ("nested", {"effort": 5001}, "effort, .* is 5001; it must be a whole number from 1 to 5000"),
     ("allgather", {"chunks": "tokens"}, "unknown chunks 'tokens'; known .* are pack, document"),
     ("flashcp", {"slack": -0.1}, "slack"),
     ("magi", {"chunks": 0}, "chunks of a rank"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hsap
+from hsap.ir.check import MAX_HEADS, MAX_LAYERS
 from hsap.ir.effects import flows
 from hsap.ir.program import Role
 from hsap.planners import PLANNERS, run
@@ -318,6 +319,12 @@ WRONG = [
 def test_wrong_options_are_refused(options, words):
     with pytest.raises(ValueError, match=f"planner dcp: {words}"):
         run("dcp", problem([5, 3]), options)
+
+
+def test_weights_beyond_int64_are_refused():
+    batch = problem([1 << 20], "2x1", (MAX_HEADS, 1), (("full", MAX_LAYERS),))
+    with pytest.raises(ValueError, match=r"planner dcp: .* pairs of 32767 heads, .* are beyond 2.62 over 65536 layers"):
+        run("dcp", batch, {"block": 1 << 17})
 
 
 def test_blocks_too_small_for_the_batch_are_refused():

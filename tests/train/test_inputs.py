@@ -55,7 +55,7 @@ def test_refused_without_reading_data(tmp_path, arguments, told):
 
 
 def test_more_intra_ranks_than_heads_lists_the_legal_degrees(tmp_path):
-    with pytest.raises(ValueError, match=r"intra_sp=9 is more than the 8 query heads.*legal degrees are 1, 2, .*, 8;"):
+    with pytest.raises(ValueError, match=r"intra_sp=9 is more than the 8 query heads.*legal degrees are 1 to 8;"):
         check(configuration(tmp_path, "+topology=1x9", world_size=9))
 
 

@@ -8,6 +8,7 @@ import pytest
 import hsap
 from hsap.ir.program import Op
 from hsap.view import Course, Scene, read_run, render
+from tests.verify.mutants import with_column, with_program
 from tests.view.plans import compiled, write_run
 
 
@@ -87,6 +88,23 @@ def plan_of(folder):
     return next(folder.glob("plan-*.plan"))
 
 
+def with_an_unsound_plan(column, value):
+    """Put a plan in the run's place that has a column edited, and a hash that fits it."""
+
+    def edit(folder):
+        path = plan_of(folder)
+        plan = hsap.Plan.load(path)
+        programs = plan.programs[0][0]
+        where = int(np.flatnonzero(programs.op == Op.SEND)[0])
+        wrong = with_program(plan, 0, 0, with_column(programs, column, where, value))
+        wrong.save(folder / f"plan-{wrong.hash[:16]}.plan")
+        path.unlink()
+        for lines in folder.glob("timeline-*"):
+            lines.write_text(lines.read_text().replace(plan.hash, wrong.hash))
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -96,6 +114,9 @@ def plan_of(folder):
         (lambda f: plan_of(f).write_bytes(compiled([9], "2x1").to_bytes()), "its content hash is"),
         (lambda f: (f / "timeline-rank1.jsonl").write_text('{"plan": "a'), "rank1.jsonl, line 1: not JSON"),
         (lambda f: (f / "timeline-rank1.jsonl").write_text("3"), "expected an object"),
+        (with_an_unsound_plan("buf", 1 << 20), "not a sound plan, structure.operands: mask 0 forward, rank"),
+        (with_an_unsound_plan("op", 77), "not a sound plan, structure.enumerations"),
+        (with_an_unsound_plan("peer", 99), "not a sound plan, structure.peers"),
         (edited(lambda line: line.update(plan="../../etc")), "ran different plans"),
         (edited(lambda line: line.pop("step")), "step is None"),
         (edited(lambda line: line.update(rank=True)), "rank is True"),

@@ -54,6 +54,8 @@ NODE_PRICE, RANK_PRICE = (4.0, 64.0), (8.0, 200.0)
 """First and last price of exceeding a cap by all of it, in units."""
 HEAT = ((0.0012, 0.00003), (0.001, 0.0003))
 """First and last heat of the search among nodes and among ranks, in units (`Rules.unit`)."""
+MAX_EFFORT = 5_000
+"""A hundred times the default: a large batch is searched for minutes then."""
 NODES_AT_EFFORT, MOST_EFFORT = 2, 4
 """Number of nodes that the effort is meant for: for more of them the search makes more proposals, up to this factor."""
 MOST_SHARES = 4
@@ -73,7 +75,7 @@ def nested(problem: Problem, area_slack: float = 0.05, token_slack: float = 0.05
         excess("planner nested: area_slack", area_slack),
         excess("planner nested: token_slack", token_slack),
     ]
-    effort = whole("planner nested: effort, in hundreds of proposals,", effort)
+    effort = whole("planner nested: effort, in hundreds of proposals,", effort, 1, MAX_EFFORT)
     groups = head_groups(problem)
     for num_steps in NUM_STEPS:
         documents, starts, wide = documents_of(problem, num_steps)

@@ -38,7 +38,7 @@ def wide_rows(problem: Problem, other: np.ndarray) -> np.ndarray:
     for table, (_, count) in zip(tables, problem.masks, strict=True):
         pieces, span, _ = cut(table, spans, EVERYTHING)
         pairs += np.bincount(span, weights=area(pieces), minlength=len(spans)) * count / layers
-        total += area(table).sum() * count / layers
+        total += float(area(table).sum()) * count / layers
     spans, pairs, document = spans[inside], pairs[inside], document[inside]
     rows = spans[:, 1] - spans[:, 0]
     mean = np.bincount(document, weights=pairs, minlength=len(other)) / (stops - starts)
