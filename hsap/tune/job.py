@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hsap.data.pack import Pack, PackStream, deal_all
+from hsap.data.packing import Pack, Packing, PackStream, deal_all
 from hsap.ir.check import Refused, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -65,7 +65,7 @@ class Job:
     @cached_property
     def packs(self) -> tuple[Pack, ...]:
         """The packs of the first step."""
-        return next(PackStream(self.lengths, self.seq_len, self.packs_per_step, self.seed)).packs
+        return next(PackStream(self.lengths, Packing(self.seq_len), self.packs_per_step, self.seed)).packs
 
     @cached_property
     def areas(self) -> dict[Pack, float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hsap.api import compile, simulate
-from hsap.data.pack import Pack
+from hsap.data.packing import Pack
 from hsap.ir.check import MAX_RANKS, Refused, one_of
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.heads import DTYPE_BYTES

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hsap.data.loader import StepLoader, eval_batches
-from hsap.data.pack import POLICIES
+from hsap.data.packing import POLICIES, Packing
 from hsap.data.prefetch import Prefetch
 
 LENGTHS = [1, 900, 3, 40, 77, 1, 12, 300, 8, 64, 5, 23, 130, 31, 2, 2, 1, 17]
-SETTINGS = {"pack_tokens": 64, "packs_per_step": 12, "seed": 4}
+SETTINGS = {"packing": Packing(64), "packs_per_step": 12, "seed": 4}
 
 
 def take(store, number, **changes):
@@ -45,9 +45,9 @@ def rows(batches):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_is_the_same_for_every_data_parallel_size(make_store, policy):
     store = make_store(LENGTHS)
-    whole = take(store, 5, policy=policy)
+    whole = take(store, 5, packing=Packing(64, policy))
     for dp_size, micro_packs in ((1, 4), (2, 1), (2, 3), (3, 2), (6, 1), (12, 1)):
-        common = {"policy": policy, "dp_size": dp_size, "micro_packs": micro_packs}
+        common = {"packing": Packing(64, policy), "dp_size": dp_size, "micro_packs": micro_packs}
         ranks = [take(store, 5, dp_rank=rank, **common) for rank in range(dp_size)]
         for step, parts in enumerate(zip(*ranks, strict=True)):
             assert all(figures(part) == figures(whole[step]) for part in parts)
@@ -92,22 +92,22 @@ def test_settings_that_do_not_fit_are_refused(make_store):
     with pytest.raises(ValueError, match="rank is 3"):
         take(store, 1, dp_size=3, dp_rank=3)
     with pytest.raises(ValueError, match=r"data\.pack_tokens is 0"):
-        eval_batches(store, pack_tokens=0)
+        eval_batches(store, Packing(0))
     with pytest.raises(ValueError, match="data-parallel size is 0"):
-        eval_batches(store, pack_tokens=8, dp_size=0)
+        eval_batches(store, Packing(8), dp_size=0)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [1], [3, 3]])
 @pytest.mark.parametrize(("dp_size", "micro_packs"), [(1, 1), (2, 2), (4, 1), (7, 3)])
 def test_evaluation_covers_the_data_once_with_equal_forwards(make_store, lengths, dp_size, micro_packs):
     store = make_store(lengths)
-    common = {"pack_tokens": 64, "dp_size": dp_size, "micro_packs": micro_packs}
+    common = {"packing": Packing(64), "dp_size": dp_size, "micro_packs": micro_packs}
     ranks = [eval_batches(store, dp_rank=rank, **common) for rank in range(dp_size)]
     batches = [batch for rank in ranks for batch in rank.micro_batches]
     assert len({len(rank.micro_batches) for rank in ranks}) == 1
     assert all(len(batch.sequences) == micro_packs for batch in batches)
     assert [token for token, _, _ in rows(batches)] == list(range(sum(lengths)))
-    alone = eval_batches(store, pack_tokens=64)
+    alone = eval_batches(store, Packing(64))
     for rank in ranks:
         assert rank.doc_ids_hash == alone.doc_ids_hash
         assert rank.num_tokens == sum(lengths)
