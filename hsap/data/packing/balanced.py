@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from hsap.data.packing.packs import Packs, Pieces
+from hsap.data.packing.settings import cut
 from hsap.loops import loop
 
 FILL = 0.97
@@ -27,11 +28,14 @@ SHARE = 0.2
 """Part of a pack's area that a document may have and not be an outlier."""
 
 
-def balanced(pieces: Pieces, pack_tokens: int, packs_per_step: int, random: np.random.Generator) -> Packs:
+def balanced(
+    pieces: Pieces, atomic: np.ndarray, pack_tokens: int, packs_per_step: int, random: np.random.Generator
+) -> Packs:
     """Pack pieces into whole steps of `packs_per_step` packs, some of which may be empty.
 
-    One longer than a pack gets one of its own.
+    atomic: bool [num_pieces]. Of pieces longer than a pack these get one of their own, and the others are cut.
     """
+    pieces, _ = cut(pieces, atomic, pack_tokens)
     if not len(pieces):
         return Packs(pieces, np.zeros(1, np.int64))
     tokens = pieces.tokens

@@ -141,16 +141,19 @@ def judge(
     return stays, atomic
 
 
-def cut(pieces: Pieces, atomic: np.ndarray, pack_tokens: int) -> Pieces:
-    """Cut what is longer than a pack into packs and a rest, but for what may not be cut."""
+def cut(pieces: Pieces, atomic: np.ndarray, pack_tokens: int) -> tuple[Pieces, np.ndarray]:
+    """Cut what is longer than a pack into packs and a rest, but for what may not be cut.
+
+    Gives the parts, and for each of them which of `pieces` it is of: int64.
+    """
     parts = np.where(atomic, 1, -(-pieces.tokens // pack_tokens))
     if np.all(parts == 1):
-        return pieces
+        return pieces, np.arange(len(pieces))
     row = np.repeat(np.arange(len(pieces)), parts)
     part = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
     start = pieces.start[row] + part * pack_tokens
     stop = np.where(atomic[row], pieces.stop[row], np.minimum(start + pack_tokens, pieces.stop[row]))
-    return Pieces(pieces.document[row], start, stop)
+    return Pieces(pieces.document[row], start, stop), row
 
 
 def _checked(curriculum: object) -> tuple[tuple[int, int], ...]:

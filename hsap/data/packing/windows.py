@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hsap.data.packing.packs import NO_PIECES, Packs, Pieces
-from hsap.data.packing.settings import Packing, cut, judge
+from hsap.data.packing.settings import Packing, judge
 
 
 class Place(NamedTuple):
@@ -109,7 +109,7 @@ class Windows:
         from hsap.data.packing.best_fit import best_fit
 
         stays, atomic, pack_tokens = self._judge(place, pieces)
-        packs = best_fit(cut(pieces[stays], atomic[stays], pack_tokens), pack_tokens, self._random(place))
+        packs = best_fit(pieces[stays], atomic[stays], pack_tokens, self._random(place))
         return Window(packs, place.first + len(pieces), 0), 0
 
     def _balanced(self, place: Place, pieces: Pieces, last: bool) -> tuple[Window | None, int]:
@@ -122,8 +122,7 @@ class Windows:
         enough = max(int(np.searchsorted(np.cumsum(pieces.tokens), most * step_tokens * FILL, side="right")), 1)
         if enough < len(pieces):
             return None, enough
-        fine = cut(pieces[stays], atomic[stays], pack_tokens)
-        packs = balanced(fine, pack_tokens, self.packs_per_step, self._random(place))
+        packs = balanced(pieces[stays], atomic[stays], pack_tokens, self.packs_per_step, self._random(place))
         steps = len(packs) // self.packs_per_step
         if steps > most and len(pieces) > 1:
             return None, max(min(len(pieces) * most // steps, len(pieces) - 1), 1)
