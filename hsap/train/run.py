@@ -216,6 +216,7 @@ class Trainer:
             "tokens_per_s_per_rank": batch.num_tokens / step_s / ranks,
             "mfu": flops / step_s / (self.setup.problem.cluster.flops_per_s * ranks),
             "padding_share": batch.padding_share,
+            "pack_tokens": batch.pack_tokens,
             "planners": {name: int(count) for name, count in zip(PLANNERS, chosen) if count},
             "area_imbalance": _ratio(figures.max_area, figures.mean_area),
             "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),

@@ -115,6 +115,33 @@ def test_evaluation_covers_the_data_once_with_equal_forwards(make_store, lengths
         assert rank.padding_share == pytest.approx(1 - sum(lengths) / (len(batches) * micro_packs * 64))
 
 
+def test_evaluation_has_the_packs_of_the_longest_stage(make_store):
+    store = make_store(LENGTHS)
+    growing = Packing(16, "balanced", curriculum=((9, 64), (20, 32)))
+    assert eval_batches(store, growing).doc_ids_hash == eval_batches(store, Packing(64)).doc_ids_hash
+
+
+def test_steps_have_the_tokens_of_their_stage_and_long_packs_are_full(make_store):
+    packing = Packing(16, long_documents="keep", max_document_tokens=900, curriculum=((3, 32),))
+    steps = take(make_store(LENGTHS), 4, packing=packing)
+    assert [step.pack_tokens for step in steps] == [16, 16, 32, 32]
+    for step in steps:
+        sizes = np.array([sum(batch.lengths) for batch in step.micro_batches])
+        assert step.padding_share == pytest.approx(1 - sizes.sum() / np.maximum(sizes, step.pack_tokens).sum())
+    assert max(sum(batch.lengths) for step in steps for batch in step.micro_batches) > 32
+
+
+def test_what_may_not_be_cut_is_not(make_store):
+    store = make_store(LENGTHS)
+    uncut = np.array(LENGTHS) < 41
+    for step in take(store, 5, packing=Packing(40, "concat"), uncut=uncut):
+        for batch in step.micro_batches:
+            for name, length in zip(batch.document_ids, batch.lengths, strict=True):
+                assert length == LENGTHS[int(name[3:])] or not uncut[int(name[3:])]
+    lost = sum(length for length in LENGTHS if length > 40)
+    assert eval_batches(store, Packing(40), uncut=np.ones(len(LENGTHS), bool)).num_tokens == sum(LENGTHS) - lost
+
+
 def failing(number):
     yield from range(number)
     raise RuntimeError("disk on fire")

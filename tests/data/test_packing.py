@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hsap.data.packing import POLICIES, Packing, PackStream, Pieces, count_long, deal, epoch_packs, pack_area
+from hsap.data.packing.windows import Place, Windows
 
 lengths_strategy = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 80)), min_size=1, max_size=60).filter(any)
 
@@ -158,26 +159,22 @@ def test_balanced_evens_out_the_area_of_a_step(pack_tokens, packs_per_step):
     assert lengths.sum() / (len(packs) * pack_tokens) > 0.9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lengths_strategy, st.integers(1, 40), st.integers(1, 5), st.integers(1, 4))
 def test_balanced_moves_no_document_further_than_allowed(lengths, pack_tokens, packs_per_step, max_delay_steps):
-    """A window holds consecutive documents of the order and makes no more steps, but for one long document."""
-    filled = np.flatnonzero(lengths)
-    order = np.random.default_rng([0, 0]).permutation(filled).tolist()
+    """A window holds documents that follow each other in the random order, and makes no more steps than allowed."""
+    lengths = np.array(lengths)
+    order = np.random.default_rng([9, 0]).permutation(np.flatnonzero(lengths))
     packing = Packing(pack_tokens, "balanced", max_delay_steps=max_delay_steps)
-    packs = epoch_packs(lengths, packing, 0, 0, packs_per_step)
-    steps = [packs[i : i + packs_per_step] for i in range(0, len(packs), packs_per_step)]
-    when = {document: [] for document in order}
-    for number, step in enumerate(steps):
-        for document in {piece.document for pack in step for piece in pack}:
-            when[document].append(number)
-    # Were every document given as soon as those before it allow, it would come at `soonest`.
-    soonest = np.maximum.accumulate([min(when[document]) for document in order])
-    for document, earliest in zip(order, soonest.tolist(), strict=True):
-        long = -(-lengths[document] // (pack_tokens * packs_per_step))
-        assert earliest - min(when[document]) < max(max_delay_steps, *(
-            -(-lengths[d] // (pack_tokens * packs_per_step)) for d in order
-        ), long)  # fmt: skip
+    windows, place = Windows(lengths, None, packing, packs_per_step, 9), Place()
+    while place.epoch == 0:
+        window = windows.at(place)
+        documents = order[place.first : window.first]
+        assert set(window.packs.pieces.document.tolist()) == set(documents.tolist())
+        # One document alone may be longer than all the steps are.
+        assert len(window.packs) <= max_delay_steps * packs_per_step or len(documents) == 1
+        place = windows.following(place, window)
+    assert window.first == len(order)
 
 
 def test_order_depends_on_seed_and_epoch_and_nothing_else():
