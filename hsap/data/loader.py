@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hsap.data.batch import MicroBatch, build_micro_batch, count_targets, count_tokens, doc_ids_hash, padding_share
 from hsap.data.packing import Pack, Packing, PackStream, check_dealing, deal, epoch_packs
 from hsap.data.prefetch import Prefetch
@@ -54,7 +52,6 @@ class StepLoader:
 
     packs_per_step must be a multiple of dp_size × micro_packs; the quotient is the number of micro-batches in a step
     (gradient accumulation). What a step holds depends on store, seed, packing and packs_per_step alone.
-    uncut: bool [num_documents], documents that may not be cut; None: all may.
     To resume, give `cursor` (that of the last step done; cheap) or `start_step` (the first step to give).
     An exception of the thread comes out of `next`. Use it as a context manager, or call `close`.
     Errors (ValueError): settings that don't fit; another run's cursor.
@@ -70,14 +67,13 @@ class StepLoader:
         dp_rank: int = 0,
         dp_size: int = 1,
         seed: int = 0,
-        uncut: np.ndarray | None = None,
         lookahead: int = 2,
         start_step: int = 1,
         cursor: dict[str, object] | None = None,
     ) -> None:
         check_dealing(packs_per_step, dp_size, micro_packs)
         whole("data-parallel rank", dp_rank, 0, dp_size - 1)
-        stream = PackStream(store.lengths, packing, packs_per_step, seed, uncut)
+        stream = PackStream(store.lengths, packing, packs_per_step, seed, store.uncut)
         if cursor is not None:
             stream.load_state_dict(cursor)
         elif whole("start step", start_step) != 1:
@@ -119,6 +115,13 @@ def _steps(
         )
 
 
+def eval_packing(packing: Packing) -> Packing:
+    """How held-out data are packed: as long as the longest stage; there are no steps to be `balanced`."""
+    pack_tokens = max(tokens for _, tokens in packing.stages)
+    policy = "best_fit" if packing.policy == "balanced" else packing.policy
+    return replace(packing, pack_tokens=pack_tokens, policy=policy, curriculum=())
+
+
 def eval_batches(
     store: DocumentStore,
     packing: Packing,
@@ -126,28 +129,24 @@ def eval_batches(
     micro_packs: int = 1,
     dp_rank: int = 0,
     dp_size: int = 1,
-    uncut: np.ndarray | None = None,
     max_packs: int | None = None,
 ) -> EvalBatches:
     """Prepare held-out data once: the same packs at every evaluation and for every seed and data-parallel size.
 
-    Packs have the length of the longest stage. There are no steps to balance: `balanced` is `best_fit` here.
     max_packs: take no more than the first so many (they are in random order); None: all. Errors (ValueError): settings
     that don't fit.
     """
-    pack_tokens = max(tokens for _, tokens in packing.stages)
-    policy = "best_fit" if packing.policy == "balanced" else packing.policy
-    packing = replace(packing, pack_tokens=pack_tokens, policy=policy, curriculum=())
+    packing = eval_packing(packing)
     if max_packs is not None:
         max_packs = whole("eval max_packs (None for all)", max_packs, 0)
-    packs = epoch_packs(store.lengths, packing, seed=0, epoch=0, uncut=uncut)[:max_packs]
+    packs = epoch_packs(store.lengths, packing, seed=0, epoch=0, uncut=store.uncut)[:max_packs]
     check_dealing(0, dp_size, micro_packs)
     padded: list[Pack] = packs + [()] * (-len(packs) % (dp_size * micro_packs))
     hands = deal(padded, dp_rank, dp_size, micro_packs)
     return EvalBatches(
-        micro_batches=tuple(build_micro_batch(store, hand, pack_tokens) for hand in hands),
+        micro_batches=tuple(build_micro_batch(store, hand, packing.pack_tokens) for hand in hands),
         global_num_targets=count_targets(store, packs),
         doc_ids_hash=doc_ids_hash(store, packs),
         num_tokens=count_tokens(packs),
-        padding_share=padding_share(padded, pack_tokens),
+        padding_share=padding_share(padded, packing.pack_tokens),
     )

@@ -117,7 +117,7 @@ def kernel_options(config: TrainConfig) -> dict:
 
 def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
     store = tokenise_documents(JsonLines(path, config.data.text_field), tokenizer, model.vocab_size)
-    count_long(store.lengths, None, config.packing)
+    count_long(store.lengths, store.uncut, config.packing)
     return store
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
-from hsap.data.loader import StepLoader, eval_batches
+from hsap.data.loader import StepLoader, eval_batches, eval_packing
 from hsap.data.packing import count_long
 from hsap.ir.mask import distinct_masks
 from hsap.ir.plan import Plan
@@ -117,12 +117,15 @@ class Trainer:
         )
         if step == config.train.steps:
             return [f"{told}; step {step} is the last: raise train.steps to go on"]
-        lengths = self.inputs.train_data.lengths
-        long = [str(counts) for counts in count_long(lengths, None, config.packing)]
-        return [
-            f"{told}; going on after step {step}" if step else told,
-            *(f"hsap: of {len(lengths):,} documents, {counts}" for counts in long if counts),
-        ]
+        lines = [f"{told}; going on after step {step}" if step else told]
+        packed = (
+            ("documents", self.inputs.train_data, config.packing),
+            ("held-out documents", self.inputs.eval_data, eval_packing(config.packing)),
+        )
+        for name, data, packing in packed:
+            long = count_long(data.lengths, data.uncut, packing) if data is not None else ()
+            lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
+        return lines
 
     def _exchange(self, use: str) -> PlanExchange:
         """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""

@@ -11,6 +11,7 @@ import pytest
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.data.packing import POLICIES, Packing
 from hsap.data.prefetch import Prefetch
+from hsap.data.store import DocumentStore
 
 LENGTHS = [1, 900, 3, 40, 77, 1, 12, 300, 8, 64, 5, 23, 130, 31, 2, 2, 1, 17]
 SETTINGS = {"packing": Packing(64), "packs_per_step": 12, "seed": 4}
@@ -132,14 +133,17 @@ def test_steps_have_the_tokens_of_their_stage_and_long_packs_are_full(make_store
 
 
 def test_what_may_not_be_cut_is_not(make_store):
+    class Whole(DocumentStore):
+        uncut = np.array(LENGTHS) < 41
+
     store = make_store(LENGTHS)
-    uncut = np.array(LENGTHS) < 41
-    for step in take(store, 5, packing=Packing(40, "concat"), uncut=uncut):
+    store, uncut = Whole(store.tokens, store.starts, store.ids), Whole.uncut
+    for step in take(store, 5, packing=Packing(40, "concat")):
         for batch in step.micro_batches:
             for name, length in zip(batch.document_ids, batch.lengths, strict=True):
                 assert length == LENGTHS[int(name[3:])] or not uncut[int(name[3:])]
-    lost = sum(length for length in LENGTHS if length > 40)
-    assert eval_batches(store, Packing(40), uncut=np.ones(len(LENGTHS), bool)).num_tokens == sum(LENGTHS) - lost
+    Whole.uncut = np.ones(len(LENGTHS), bool)
+    assert eval_batches(store, Packing(40)).num_tokens == sum(length for length in LENGTHS if length <= 40)
 
 
 def failing(number):

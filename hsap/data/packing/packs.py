@@ -118,8 +118,7 @@ class Packs:
 def pack_area(pack: Pack) -> int:
     """Weigh a pack by its attention: the sum of squared piece lengths.
 
-    That is twice the visible pairs of causal attention, but for half a pair a token, and the pairs of full attention.
-    A window or a chunk of a model shows fewer pairs of long documents: what is even by this weight is then even by
-    tokens and uneven by no more than this weight is.
+    These are the pairs of full attention, and twice those of causal attention but for one a token. Of layers whose mask
+    has a window or chunks it overstates long documents; no weight fits a model that has both.
     """
     return sum(piece.num_tokens**2 for piece in pack)

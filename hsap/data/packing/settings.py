@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from hsap.data.packing.packs import Pieces
-from hsap.ir.check import Refused, one_of, shown, whole, wholes
+from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole, wholes
 
 POLICIES = ("best_fit", "balanced", "concat")
 LONG_DOCUMENTS = ("cut", "keep", "drop")
@@ -38,7 +38,7 @@ class Packing:
     curriculum: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        whole("data.pack_tokens", self.pack_tokens)
+        whole("data.pack_tokens", self.pack_tokens, 1, MAX_TOKENS)
         one_of("data.packing: unknown policy", self.policy, POLICIES)
         whole("data.window", self.window)
         one_of("data.long_documents: unknown choice", self.long_documents, LONG_DOCUMENTS)
@@ -51,7 +51,8 @@ class Packing:
                 f"{shown(self.max_document_tokens)}; the limit is needed by keep, and by nothing else"
             )
         if self.max_document_tokens is not None:
-            whole("data.max_document_tokens (from the longest pack on)", self.max_document_tokens, longest)
+            name = "data.max_document_tokens (at least a pack)"
+            whole(name, self.max_document_tokens, longest, MAX_TOKENS)
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -166,7 +167,7 @@ def _checked(curriculum: object) -> tuple[tuple[int, int], ...]:
             f"data.curriculum is {shown(curriculum)}; give [[step, pack_tokens], ...]: from that step on packs have so "
             "many tokens"
         )
-    stages = tuple(wholes(f"data.curriculum[{i}]", stage) for i, stage in enumerate(curriculum))
+    stages = tuple(wholes(f"data.curriculum[{i}]", stage, 1, MAX_TOKENS) for i, stage in enumerate(curriculum))
     steps = [1, *(step for step, _ in stages)]
     if any(a >= b for a, b in pairwise(steps)):
         raise Refused(
