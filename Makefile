@@ -55,7 +55,7 @@ bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--q
 bench-packing: $(READY)  ## How full, how even and how fast packs are made, on 16 datasets' lengths (ARGS="--quick").
 	$(RUN) -m tests.bench.packing $(ARGS)
 
-bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8 --turns 9").
+bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8", "--nodes 2").
 	$(RUN) -m tests.bench.fidelity $(ARGS)
 
 bench-attention: $(READY)  ## The executor on 8 gloo ranks against one process, DeepSpeed and torch (ARGS="--quick").

@@ -7,7 +7,7 @@ own, window by window; the packs of one epoch follow those of the one before, so
 one and the first of the next. Each policy is a file: `concat`, `best_fit`, `balanced`.
 """
 
-from hsap.data.packing.deal import check_dealing, deal, deal_all
+from hsap.data.packing.deal import check_dealing, deal, deal_all, deal_by_area
 from hsap.data.packing.packs import Pack, Packs, Piece, Pieces, StepPacks, pack_area
 from hsap.data.packing.settings import (
     LONG_DOCUMENTS,
@@ -38,6 +38,7 @@ __all__ = [
     "count_long",
     "deal",
     "deal_all",
+    "deal_by_area",
     "epoch_packs",
     "pack_area",
 ]
