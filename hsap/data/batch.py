@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hsap.data.document import NO_TARGET
-from hsap.data.pack import Pack
+from hsap.data.packing import Pack
 from hsap.data.store import DocumentStore
 
 
@@ -66,7 +66,7 @@ def build_micro_batch(store: DocumentStore, packs: Sequence[Pack], pack_tokens: 
         sequences=tuple(len(pack) for pack in packs),
         document_ids=tuple(store.ids[piece.document] for piece in pieces),
         num_targets=count_targets(store, packs),
-        padding_share=padding_share(num_tokens, len(packs), pack_tokens),
+        padding_share=padding_share(packs, pack_tokens),
     )
 
 
@@ -84,9 +84,13 @@ def count_tokens(packs: Iterable[Pack]) -> int:
     return sum(piece.num_tokens for pack in packs for piece in pack)
 
 
-def padding_share(num_tokens: int, num_packs: int, pack_tokens: int) -> float:
-    """Say which part of the capacity of packs holds no token; 0 for no packs at all."""
-    return 1.0 - num_tokens / (num_packs * pack_tokens) if num_packs else 0.0
+def padding_share(packs: Iterable[Pack], pack_tokens: int) -> float:
+    """Say which part of the capacity of packs holds no token; 0 for no packs at all.
+
+    A pack of a document that is kept whole although it's longer than `pack_tokens` is full.
+    """
+    tokens = [count_tokens([pack]) for pack in packs]
+    return 1.0 - sum(tokens) / sum(max(some, pack_tokens) for some in tokens) if tokens else 0.0
 
 
 def doc_ids_hash(store: DocumentStore, packs: Iterable[Pack]) -> str:

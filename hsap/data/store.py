@@ -29,6 +29,11 @@ class DocumentStore:
         """Tokens of each document: int64 [num_documents]."""
         return np.diff(self.starts)
 
+    @property
+    def uncut(self) -> np.ndarray | None:
+        """Which documents may not be cut, whatever their length: bool [num_documents]; None: all may be."""
+        return None
+
     @classmethod
     def from_documents(cls, documents: Iterable[tuple[str, np.ndarray]]) -> DocumentStore:
         """Make a store from (id, token ids) pairs; ValueError where ids aren't a list of integers that fit int32."""

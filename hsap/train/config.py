@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from hsap import clusters
+from hsap.data.packing.settings import LONG_DOCUMENTS, POLICIES, Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
 
 
 def _is_betas(value: object) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(is_number(b) and 0 <= b < 1 for b in value)
+
+
+def _is_curriculum(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_indices(stage) and len(stage) == 2 for stage in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,13 @@ class DataConfig:
     bos: str | None = text("a piece of the tokenizer", optional=True)
     eos: str | None = text("a piece of the tokenizer", optional=True)
     pack_tokens: int = integer(1)
-    packing: str = choice("best_fit", "concat")
+    packing: str = choice(*POLICIES)
+    long_documents: str = choice(*LONG_DOCUMENTS)
+    max_document_tokens: int | None = integer(1, optional=True)
+    max_delay_steps: int = integer(1)
+    curriculum: tuple[tuple[int, int], ...] | None = rule(
+        "a list of [step, pack_tokens], like [[1000,32768],[3000,131072]]", _is_curriculum, optional=True
+    )
     lookahead: int = integer(0)
 
 
@@ -102,10 +113,11 @@ class TrainConfig:
 
     topology: "4x2" is inter_sp=4, intra_sp=2. model: the composed model group as it is, for the model's own check. dp:
     SP groups that share a step's packs; accumulation: micro-steps of a step. cluster: the machines as the planner sees
-    them. out: the run's directory.
+    them. out: the run's directory. packing: how documents become packs, from the settings of data.
     """
 
     data: DataConfig
+    packing: Packing
     planner: PlannerConfig
     cluster: Cluster
     engine: EngineConfig
@@ -177,6 +189,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     groups["engine"] = EngineConfig(engine.zero_stage, engine.dtype, device, backend)
     return TrainConfig(
         **groups,
+        packing=_packing(groups["data"]),
         planner=_planner(_section(values, "planner")),
         cluster=_cluster(_section(values, "cluster"), device),
         model=_section(values, "model"),
@@ -198,6 +211,17 @@ def _section(values: Mapping[str, object], name: str) -> Mapping[str, object]:
     if not isinstance(section, Mapping):
         raise ValueError(f"{name}={section}: expected a group of keys; choose a file of configs/{name}/.")
     return section
+
+
+def _packing(data: DataConfig) -> Packing:
+    return Packing(
+        data.pack_tokens,
+        data.packing,
+        long_documents=data.long_documents,
+        max_document_tokens=data.max_document_tokens,
+        max_delay_steps=data.max_delay_steps,
+        curriculum=data.curriculum or (),
+    )
 
 
 def _planner(section: Mapping[str, object]) -> PlannerConfig:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 
-from hsap.data.pack import check_packing
+from hsap.data.packing import count_long
 from hsap.data.sources import JsonLines, list_files
 from hsap.data.store import DocumentStore, tokenise_documents
 from hsap.data.tokenise import Tokenizer, load_tokenizer
@@ -25,6 +25,10 @@ from hsap.train.planning import PlanningSetup
 _FIXED = (
     "data.pack_tokens",
     "data.packing",
+    "data.long_documents",
+    "data.max_document_tokens",
+    "data.max_delay_steps",
+    "data.curriculum",
     "train.seed",
     "train.packs_per_step",
     "engine.zero_stage",
@@ -113,7 +117,7 @@ def kernel_options(config: TrainConfig) -> dict:
 
 def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
     store = tokenise_documents(JsonLines(path, config.data.text_field), tokenizer, model.vocab_size)
-    check_packing(store.lengths, config.data.pack_tokens, config.data.packing)
+    count_long(store.lengths, store.uncut, config.packing)
     return store
 
 

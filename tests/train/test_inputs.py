@@ -64,6 +64,11 @@ def test_more_intra_ranks_than_heads_lists_the_legal_degrees(tmp_path):
     [
         ("engine.dtype=fp8", "engine.dtype=fp8: expected one of fp32, bf16"),
         ("engine.zero_stage=4", "engine.zero_stage=4: expected one of 0, 1, 2, 3"),
+        (
+            "data.long_documents=keep",
+            "data.long_documents=keep with data.max_document_tokens=None; the limit is needed",
+        ),
+        ("data.curriculum=[[9,32],[5,64]]", "data.curriculum has the steps [9, 5]; they must ascend"),
         ("train.packs_per_step=3", "train.packs_per_step=3 doesn't divide over dp=2"),
     ],
 )
@@ -122,6 +127,9 @@ CHANGES = [
     (["train.packs_per_step=8"], "train.packs_per_step was 4, now 8"),
     (["data.pack_tokens=32"], "data.pack_tokens was 16, now 32"),
     (["data.packing=concat"], "data.packing was best_fit, now concat"),
+    (["data.long_documents=drop"], "data.long_documents was cut, now drop"),
+    (["data.max_delay_steps=2"], "data.max_delay_steps was 128, now 2"),
+    (["data.curriculum=[[5,32]]"], "data.curriculum was None, now [[5, 32]]"),
     (["engine.zero_stage=3"], "engine.zero_stage was 1, now 3"),
     (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
     (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
