@@ -50,11 +50,12 @@ def load(path: str):
     if not name or not split:
         raise ValueError(f"data set {path}: write hf:NAME#SPLIT, as in hf:allenai/c4@en#train")
     try:
-        import datasets
+        # By name, because a folder datasets/ in the working directory answers `import datasets`, too.
+        from datasets import load_dataset
     except ImportError as error:
         raise ValueError(f'data set {path} is read by Hugging Face\'s datasets: pip install "hsap[hf]"') from error
     try:
-        return datasets.load_dataset(name, config or None, split=split, streaming=True)
+        return load_dataset(name, config or None, split=split, streaming=True)
     except Exception as error:  # the library raises its own, fsspec's and the hub's
         told = " ".join(str(error).split())[:300]
         raise ValueError(f"data set {path} can't be loaded ({type(error).__name__}: {told})") from error
