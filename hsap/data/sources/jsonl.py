@@ -141,7 +141,8 @@ def _items(file: Path) -> Iterator[tuple[int, object]]:
         if window.next() == "]":
             border = window.take()
         while border == ",":
-            window.next()
+            if not window.next():
+                raise window.refuse("the file ends inside the array")
             yield window.line, _value(window)
             border = window.take()
         if border != "]":

@@ -53,7 +53,7 @@ def _read_index(index: Path) -> tuple[np.dtype, np.ndarray, np.ndarray, np.ndarr
         raise ValueError(
             f"{index} is of fairseq's older layout (TNTIDX); write it anew with Megatron's preprocess_data"
         )
-    if not head.startswith(MAGIC[: max(1, len(head))]):
+    if not MAGIC.startswith(head[: len(MAGIC)]):
         raise ValueError(f"{index} is no Megatron index: it begins with {head[:9]!r}, not {MAGIC!r}")
     if len(head) < _HEADER.size:
         raise ValueError(f"{index} is cut short within its header ({size} bytes); copy it again")

@@ -8,11 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import datasets
 import numpy as np
 from datatrove.io import get_datafolder
 from datatrove.pipeline.tokens.tokenizer import TokenizedFile
 from streaming import MDSWriter, StreamingDataset
+
+import datasets
 
 HERE = Path(__file__).resolve().parent
 TEXTS = ["Call me Ishmael.", "naïve 象形 🐋\n", "x" * 300, "four"]

@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_labels_and_padding_say_which_tokens_are_trained():
 
 def test_hugging_face_objects_are_read_without_their_library(tmp_path):
     class Table:
-        features = {"text": "string", "extra": "int"}
+        features = ("text", "extra")
         column_names = ("text", "extra")
         rows = tuple({"text": text, "extra": 0} for text in "abcde")
 
@@ -126,7 +127,7 @@ def independent_megatron(stem: Path) -> list[list[int]]:
     pointers = struct.unpack_from(f"<{count}q", index, 34 + 4 * count)
     documents = struct.unpack_from(f"<{borders}q", index, 34 + 12 * count)
     sequences = [list(struct.unpack_from(f"<{n}{letter}", data, p)) for n, p in zip(lengths, pointers)]
-    return [sum(sequences[a:b], []) for a, b in zip(documents, documents[1:])]
+    return [list(chain(*sequences[a:b])) for a, b in pairwise(documents)]
 
 
 @pytest.mark.parametrize("side", ["inputs", "targets"])
@@ -169,9 +170,9 @@ def test_nanogpt_is_one_document_or_split_at_an_id_that_the_user_names():
     assert tokens(path) == [raw]
     newline = max(set(raw), key=raw.count)
     parts = tokens(path, end_id=newline)
-    assert sum(parts, []) == raw and all(part.index(newline) == len(part) - 1 for part in parts[:-1])
+    assert list(chain(*parts)) == raw and all(part.index(newline) == len(part) - 1 for part in parts[:-1])
     parts = tokens(path, begin_id=newline)
-    assert sum(parts, []) == raw and all(part.count(newline) == 1 == part.index(newline) + 1 for part in parts[1:])
+    assert list(chain(*parts)) == raw and all(part.count(newline) == 1 == part.index(newline) + 1 for part in parts[1:])
     assert [tokens(path, end_id=newline, shard=(i, 3)) for i in range(3)] == [
         tokens(path, end_id=newline)[i::3] for i in range(3)
     ]
