@@ -98,11 +98,11 @@ def as_tokens(values: np.ndarray, where: str) -> np.ndarray:
     Some tokenised formats hold floating-point numbers; their ids must be whole all the same.
     """
     if values.dtype.kind == "f":
-        bad = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2**53)))
+        bad = np.flatnonzero(~((values >= 0) & (values == np.floor(values)) & (values < 2**53)))
+    elif values.dtype == np.uint64 or (values.dtype.kind == "i" and len(values) and values.min() < 0):
+        bad = np.flatnonzero((values < 0) | (values > np.iinfo(np.int64).max))
     else:
-        bad = np.flatnonzero(values > np.iinfo(np.int64).max) if values.dtype == np.uint64 else np.empty(0, int)
-    if not len(bad):
-        bad = np.flatnonzero(values < 0)
+        return values.astype(np.int64)
     if len(bad):
         raise ValueError(
             f"{where}: token {int(bad[0])} of the document has id {values[bad[0]]}, outside every vocabulary (ids are "

@@ -23,7 +23,7 @@ def read_parquet(file: Path, reading: Reading, turns: Turns, tally: Tally) -> It
 
     number = 0
     with _told(arrow, file, "parquet"), parquet.ParquetFile(file, memory_map=True) as table:
-        columns = reading.fields.wanted(table.schema_arrow.names)
+        columns = _columns(table.schema_arrow.names, reading, file)
         for group in range(table.num_row_groups):
             count = table.metadata.row_group(group).num_rows
             mine = turns.among(count)
@@ -45,7 +45,7 @@ def read_arrow(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Iter
     number = 0
     with _told(arrow, file, "Arrow"), arrow.memory_map(str(file)) as mapped:
         for batch in _batches(arrow, mapped, file):
-            batch = batch.select(reading.fields.wanted(batch.schema.names))
+            batch = batch.select(_columns(batch.schema.names, reading, file))
             # Offsets in a mapped file may point anywhere, and the library follows them.
             batch.validate(full=True)
             yield from _rows(batch, turns.among(len(batch)), file, number)
@@ -108,6 +108,14 @@ def inside(folder: Path, name: str, told_by: Path) -> Path:
     return path
 
 
+def _columns(names: list[str], reading: Reading, file: Path) -> list[str]:
+    """Choose the columns to read; ValueError where a name doesn't tell which column is meant."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{file} has several columns named {twice[0]!r}; name its columns differently")
+    return reading.fields.wanted(names)
+
+
 def _names(values: object, told_by: Path) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
         raise ValueError(f"{told_by} doesn't list names where it should; save the data set again with save_to_disk")
@@ -161,7 +169,7 @@ def _getter(column):
 def _told(arrow, file: Path, format: str) -> Iterator[None]:
     try:
         yield
-    except (arrow.ArrowException, OSError, MemoryError) as error:
+    except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         told = " ".join(str(error).split())[:300]
         raise ValueError(f"{file} is no readable {format} file ({told}); copy it again, or write it anew") from error
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def _npy_header(stream, file: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
         shape, fortran, dtype = read(stream)
         if min(shape, default=0) < 0:
             raise ValueError(f"shape {shape}")
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError, MemoryError, RecursionError) as error:
         raise ValueError(
             f"{file} has no header of a NumPy array ({' '.join(str(error).split())}); write it anew"
         ) from error

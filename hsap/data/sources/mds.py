@@ -20,7 +20,7 @@ from hsap.data.fields import Row
 from hsap.data.sources.columns import inside
 from hsap.data.sources.source import MAX_DOCUMENT_BYTES, Reading, Tally, Turns
 from hsap.data.sources.stream import opened, told_at
-from hsap.data.sources.tokens import named_dtype
+from hsap.data.sources.tokens import mapped, named_dtype
 
 _MAX_SHARD_BYTES = 1 << 32
 """Offsets are u32, so no shard is longer."""
@@ -99,8 +99,7 @@ def _shard(index: Path, number: int, entry: object) -> _Shard:
 def _content(shard: _Shard) -> np.ndarray:
     """Give a shard's bytes: mapped where it is plain, unpacked to at most the size the index says where not."""
     if not shard.packed:
-        size = shard.path.stat().st_size
-        data = np.memmap(shard.path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+        data = mapped(shard.path, np.dtype(np.uint8))
     else:
         with told_at(lambda: shard.path), opened(shard.path) as stream:
             parts, left = [], shard.num_bytes + 1
@@ -108,7 +107,7 @@ def _content(shard: _Shard) -> np.ndarray:
                 parts.append(part)
                 left -= len(part)
             data = np.frombuffer(b"".join(parts), np.uint8)
-            size = len(data)
+    size = len(data)
     if size != shard.num_bytes:
         more = "at least " if shard.packed and size > shard.num_bytes else ""
         raise ValueError(

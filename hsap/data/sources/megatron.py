@@ -33,7 +33,7 @@ def read_megatron(index: Path, reading: Reading, turns: Turns, tally: Tally) -> 
     size = file.stat().st_size
     _check_sequences(index, lengths, pointers, dtype.itemsize, size)
     _check_borders(index, borders, len(lengths))
-    data = np.memmap(file, np.uint8, "r") if size else np.zeros(0, np.uint8)
+    data = mapped(file, np.dtype(np.uint8))
 
     def sequence(number: int) -> np.ndarray:
         start = int(pointers[number])

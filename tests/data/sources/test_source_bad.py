@@ -210,6 +210,16 @@ TABLE = {
         {},
         "d.arrow is no readable Arrow file",
     ),
+    "Arrow: offsets that point anywhere": (
+        {"d.arrow": STREAM.replace(struct.pack("<3i", 0, 3, 6), struct.pack("<3i", 0, 1 << 30, 6))},
+        {},
+        "d.arrow is no readable Arrow file",
+    ),
+    "Arrow: one name for two columns": (
+        {"d.arrow": arrow({"text": ["a"], "texu": ["b"]}).replace(b"texu", b"text")},
+        {},
+        "d.arrow has several columns named 'text'",
+    ),
     "Arrow: Feather 1": ({"d.feather": b"FEA1" + b"\0" * 40}, {}, "Feather file of version 1"),
     "saved data set: a missing shard": (
         folder("arrow/saved", data__00001__of__00002_DOT_arrow=None),
@@ -340,6 +350,11 @@ TABLE = {
     ),
     "NumPy: a header that runs code": (
         {"d.npy": b"\x93NUMPY\1\0" + struct.pack("<H", 40) + b"__import__('os').system('true')".ljust(39) + b"\n"},
+        {},
+        "d.npy has no header of a NumPy array",
+    ),
+    "NumPy: a header without an end": (
+        {"d.npy": b"\x93NUMPY\1\0" + struct.pack("<H", 40) + b"{'descr': ((((".ljust(39) + b"\n"},
         {},
         "d.npy has no header of a NumPy array",
     ),
