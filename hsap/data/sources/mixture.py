@@ -63,13 +63,20 @@ class Mixture:
         self.window = whole("window of a mixture", window)
         self.seed = whole("seed of a mixture", seed, 0)
         self.sources = dict(sources)
+        self._rejected = Tally()
 
     @property
     def tally(self) -> Tally:
         """What the last walk gave and left out, over all sources; of restarted ones, their last round."""
-        return Tally.of([source.tally for source in self.sources.values()])
+        return Tally.of([self._rejected, *(source.tally for source in self.sources.values())])
+
+    def reject(self, where: str, reason: str) -> None:
+        """Count a document that was given and that who took it leaves out."""
+        self._rejected.num_documents -= 1
+        self._rejected.reject(where, reason)
 
     def __iter__(self) -> Iterator[Document]:
+        self._rejected = Tally()
         parts = [_Part(name, source, iter(source)) for name, source in self.sources.items()]
         for part in self._order(parts):
             document = self._next(part, parts)

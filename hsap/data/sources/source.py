@@ -120,7 +120,8 @@ class Source:
     shard: (i, n) is reader i of n; all readers' documents together are the data set, document k reader k mod n's
     (counted with empty and rejected ones). tally: what the last walk gave and left out.
 
-    Errors (ValueError), in a walk: a file or a row that can't be read, with its place; a data set without documents.
+    Errors (ValueError), in a walk: a file or a row that can't be read, with its place; a data set without documents
+    (where there is one reader: of several, one may have none).
     """
 
     def __init__(
@@ -138,6 +139,11 @@ class Source:
     def num_empty(self) -> int:
         """Documents without text or tokens, which the last walk left out."""
         return self.tally.num_empty
+
+    def reject(self, where: str, reason: str) -> None:
+        """Count a document that was given and that who took it leaves out."""
+        self.tally.num_documents -= 1
+        self.tally.reject(where, reason)
 
     def __iter__(self) -> Iterator[Document]:
         tally = self.tally = Tally()

@@ -69,6 +69,19 @@ def test_stop_ends_with_the_first_source_that_ends(make):
     assert sum(one.startswith("a") for one in ids) == 5 and len(ids) <= 20
 
 
+def test_what_is_left_out_later_is_counted_with_the_rest(make):
+    mixture = make({"a": 4, "b": 4}, {"a": 1, "b": 1}, window=2, exhausted="stop")
+    for source in (mixture, mixture.sources["a"]):
+        given = 0
+        for given, document in enumerate(source, 1):
+            if document.text.endswith("2"):
+                source.reject(document.where, "an even number")
+        rejected = source.tally.counts["an even number"]
+        assert rejected == (2 if source is mixture else 1)
+        assert source.tally.num_documents >= given - rejected
+        assert "for an even number (" in source.tally.told()
+
+
 def test_readers_mix_their_own_documents(make):
     sizes, weights = {"a": 30, "b": 90}, {"a": 1, "b": 3}
     ids = [[d.id for d in make(sizes, weights, shard=(i, 3), window=4)] for i in range(3)]
