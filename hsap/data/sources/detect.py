@@ -168,8 +168,8 @@ def _loose_folder(folder: Path) -> tuple[str, list[Path]]:
     suffixes = [suffix for of_format in SUFFIXES.values() for suffix in of_format]
     raise ValueError(
         f"the data set directory {folder} is empty: no file ends in {', '.join((*suffixes, *text.TEXT_SUFFIXES))}; set "
-        f"data.path (or data.eval_path) to a directory with such files, or to one file of any name; a folder of source code "
-        f"is read with data.format=source_tree"
+        f"data.path (or data.eval_path) to a directory with such files, or to one file of any name; a folder of source "
+        f"code is read with data.format=source_tree"
     )
 
 
