@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 from hsap import clusters
 from hsap.data.packing.settings import LONG_DOCUMENTS, POLICIES, Packing
+from hsap.data.sources import DTYPES, FORMATS
+from hsap.data.sources.mixture import WHEN_EXHAUSTED
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
 
@@ -19,14 +21,30 @@ def _is_curriculum(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(_is_indices(stage) and len(stage) == 2 for stage in value)
 
 
+def _is_data(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(
+            isinstance(key, str) and is_number(weight) and weight > 0 for key, weight in value.items()
+        )
+    return isinstance(value, str) and bool(value.strip())
+
+
 @dataclass(frozen=True, slots=True)
 class DataConfig:
     """Where tokens come from and how they are packed."""
 
-    path: str = text("a file or a directory")
+    path: str | Mapping[str, float] = rule("a file or a directory, or several with their weights", _is_data)
     eval_path: str | None = text("a file or a directory", optional=True)
+    format: str | None = choice(*FORMATS, optional=True)
     tokenizer: str = text("the path of a tokenizer.json or of a SentencePiece .model")
-    text_field: str = text("the field of a line that holds its text")
+    text_field: str | None = text("the field of a row that holds its text", optional=True)
+    tokens_field: str | None = text("the field of a row that holds its token ids", optional=True)
+    labels_field: str | None = text("the field of a row that holds its labels", optional=True)
+    id_field: str | None = text("the field of a row that holds its name", optional=True)
+    token_dtype: str | None = choice(*DTYPES, optional=True)
+    end_id: int | None = integer(0, optional=True)
+    begin_id: int | None = integer(0, optional=True)
+    exhausted: str = choice(*WHEN_EXHAUSTED)
     add_bos: bool | None = flag(optional=True)
     add_eos: bool | None = flag(optional=True)
     bos: str | None = text("a piece of the tokenizer", optional=True)

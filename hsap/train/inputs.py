@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hsap.data import sources
+from hsap.data.fields import Fields
 from hsap.data.packing import count_long
-from hsap.data.sources import JsonLines, list_files
+from hsap.data.sources.mixture import Mixture
 from hsap.data.store import DocumentStore, tokenise_documents
 from hsap.data.tokenise import Tokenizer, load_tokenizer
 from hsap.ir.heads import HeadShape
@@ -42,7 +45,8 @@ _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
-    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to.
+    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. left_out: in
+    words, documents of the training data that aren't trained on and why; empty if all are.
     """
 
     model: ModelConfig
@@ -50,13 +54,14 @@ class Inputs:
     eval_data: DocumentStore | None
     identity: dict
     checkpoint: dict | None
+    left_out: str
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
-    list_files(config.data.path)
+    open_data(config, config.data.path)
     if config.data.eval_path is not None and config.train.eval_every:
-        list_files(config.data.eval_path)
+        open_data(config, config.data.eval_path)
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
@@ -80,16 +85,16 @@ def read_inputs(config: TrainConfig) -> Inputs:
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    train_data = _documents(config, config.data.path, tokenizer, model)
+    train_data, left_out = _documents(config, config.data.path, tokenizer, model)
     eval_data = None
     if config.data.eval_path is not None and config.train.eval_every:
-        eval_data = _documents(config, config.data.eval_path, tokenizer, model)
+        eval_data, _ = _documents(config, config.data.eval_path, tokenizer, model)
     identity = {**_settings(config, model), "data.path": _content(train_data)}
     state = None
     if config.resume:
         state = checkpoint.read_state(config)
         checkpoint.check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state)
+    return Inputs(model, train_data, eval_data, identity, state, left_out)
 
 
 def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:
@@ -115,10 +120,26 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
-    store = tokenise_documents(JsonLines(path, config.data.text_field), tokenizer, model.vocab_size)
+def open_data(config: TrainConfig, path: str | Mapping[str, float]) -> sources.Source | Mixture:
+    """Open a data set, or several with weights, as the configuration says; no row is read."""
+    data = config.data
+    if isinstance(path, Mapping):
+        opened = {name: open_data(config, name) for name in path}
+        return Mixture(opened, path, config.train.seed, data.exhausted)
+    tokens = Fields().tokens if data.tokens_field is None else (data.tokens_field,)
+    fields = Fields(text=data.text_field, tokens=tokens, labels=data.labels_field, id=data.id_field)
+    borders = {"end_id": data.end_id, "begin_id": data.begin_id}
+    return sources.open(path, fields, format=data.format, token_dtype=data.token_dtype, **borders)
+
+
+def _documents(
+    config: TrainConfig, path: str | Mapping[str, float], tokenizer: Tokenizer, model: ModelConfig
+) -> tuple[DocumentStore, str]:
+    """Read a data set; also says what of it was left out, if anything was."""
+    source = open_data(config, path)
+    store = tokenise_documents(source, tokenizer, model.vocab_size)
     count_long(store.lengths, store.uncut, config.packing)
-    return store
+    return store, source.tally.told()
 
 
 def _settings(config: TrainConfig, model: ModelConfig) -> dict:

@@ -181,3 +181,30 @@ def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):
     config = configuration(tmp_path, "model.masks=[window:4,causal,window:4]", "model.num_layers=6")
     plan = planning_setup(config, read_inputs(config).model, 0).compile(Layout.from_lengths([9, 3]))
     assert plan.problem.masks == ((Mask("window", (4,)), 4), (Mask(), 2)) and len(plan.programs) == 2
+
+
+def test_data_comes_in_other_formats_and_mixed_by_weights(tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "a.npy", np.arange(2, 26).reshape(6, 4))
+    np.arange(100, 112, dtype="u2").tofile(tmp_path / "b.bin")
+    config = configuration(tmp_path, f"data.path={tmp_path / 'b.bin'}", "data.end_id=103")
+    assert read_inputs(config).train_data.lengths.tolist() == [4, 8]
+    mixed = f"data.path={{{tmp_path / 'a.npy'}:2,{tmp_path / 'b.bin'}:1}}"
+    data = read_inputs(configuration(tmp_path, mixed, "data.end_id=103")).train_data
+    from_a, from_b = ([one for one in data.ids if one.split("/")[-1].startswith(name)] for name in ("a.npy", "b.bin"))
+    assert len(from_a) >= 6 and abs(len(from_a) - 2 * len(from_b)) <= 6, "until both have ended, two to one"
+    assert sum("@" not in one for one in data.ids) == 8 and len(set(data.ids)) == len(data.ids)
+    with pytest.raises(ValueError, match=r"data\.format=csv: expected one of json, parquet"):
+        configuration(tmp_path, "data.format=csv")
+    with pytest.raises(ValueError, match="is no readable parquet file"):
+        read_inputs(configuration(tmp_path, "data.format=parquet"))
+    with pytest.raises(ValueError, match=r"data\.path=.*expected a file or a directory, or several with their weights"):
+        configuration(tmp_path, f"data.path={{{tmp_path / 'a.npy'}:-2}}")
+
+
+def test_what_is_left_out_is_told(tmp_path):
+    rows = [{"text": "a"}, {"text": ""}, {"text": ""}]
+    assert read_inputs(configuration(tmp_path, rows=rows[:1])).left_out == ""
+    told = read_inputs(configuration(tmp_path, rows=rows)).left_out
+    assert told.startswith("2 left out: 2 for no text and no tokens (") and "data.jsonl:2, " in told
