@@ -74,7 +74,7 @@ class StepLoader:
     ) -> None:
         check_dealing(packs_per_step, dp_size, micro_packs)
         whole("data-parallel rank", dp_rank, 0, dp_size - 1)
-        stream = PackStream(store.lengths, pack_tokens, packs_per_step, seed, policy, window)
+        stream = PackStream(store.lengths, pack_tokens, packs_per_step, seed, policy, window, store.uncut)
         if cursor is not None:
             stream.load_state_dict(cursor)
         elif whole("start step", start_step) != 1:
@@ -132,10 +132,10 @@ def eval_batches(
     max_packs: take no more than the first so many (they are in random order); None: all. Errors (ValueError): settings
     that don't fit.
     """
-    pack_tokens, window = check_packing(store.lengths, pack_tokens, policy, window)
+    pack_tokens, window = check_packing(store.lengths, pack_tokens, policy, window, store.uncut)
     if max_packs is not None:
         max_packs = whole("eval max_packs (None for all)", max_packs, 0)
-    packs = epoch_packs(store.lengths, pack_tokens, seed=0, epoch=0, policy=policy, window=window)[:max_packs]
+    packs = epoch_packs(store.lengths, pack_tokens, 0, 0, policy, window, store.uncut)[:max_packs]
     check_dealing(0, dp_size, micro_packs)
     padded: list[Pack] = packs + [()] * (-len(packs) % (dp_size * micro_packs))
     num_tokens = count_tokens(packs)

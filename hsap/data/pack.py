@@ -11,6 +11,9 @@ Policies:
   is packed like a document. Within a window of documents, pieces go from long to short into the pack that they fill
   best (best-fit decreasing); the window's packs are then shuffled.
 - `concat`: documents one after the other, cut every `pack_tokens` tokens.
+
+Documents that are marked `uncut` (shared questions, whose answers see what they see only together) are never cut: one
+that is longer than a pack is refused, and `concat` begins a new pack before one that doesn't fit into the rest.
 """
 
 from __future__ import annotations
@@ -63,13 +66,24 @@ def pack_area(pack: Pack) -> int:
 
 
 def epoch_packs(
-    lengths: np.ndarray, pack_tokens: int, seed: int, epoch: int, policy: str = "best_fit", window: int = WINDOW
+    lengths: np.ndarray,
+    pack_tokens: int,
+    seed: int,
+    epoch: int,
+    policy: str = "best_fit",
+    window: int = WINDOW,
+    uncut: np.ndarray | None = None,
 ) -> list[Pack]:
-    """Pack all documents once, in the order of this seed and epoch; documents of no tokens are left out."""
+    """Pack all documents once, in the order of this seed and epoch; documents of no tokens are left out.
+
+    uncut: which documents are never cut, bool [num_documents]; each fits a pack.
+    """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(np.flatnonzero(lengths))
     if policy == "concat":
-        return _concat(order, lengths[order], pack_tokens)
+        return _concat(
+            order, lengths[order], pack_tokens, np.zeros(len(order), bool) if uncut is None else uncut[order]
+        )
     packs: list[Pack] = []
     for first in range(0, len(order), window):
         some = order[first : first + window]
@@ -78,12 +92,15 @@ def epoch_packs(
     return packs
 
 
-def _concat(order: np.ndarray, lengths: np.ndarray, pack_tokens: int) -> list[Pack]:
+def _concat(order: np.ndarray, lengths: np.ndarray, pack_tokens: int, uncut: np.ndarray) -> list[Pack]:
     packs: list[Pack] = []
     pieces: list[Piece] = []
     room = pack_tokens
-    for document, length in zip(order.tolist(), lengths.tolist()):
+    for document, length, whole_only in zip(order.tolist(), lengths.tolist(), uncut.tolist()):
         start = 0
+        if whole_only and length > room:
+            packs.append(tuple(pieces))
+            pieces, room = [], pack_tokens
         while start < length:
             stop = min(length, start + room)
             pieces.append(Piece(document, start, stop))
@@ -125,8 +142,9 @@ def _best_fit(order: np.ndarray, lengths: np.ndarray, pack_tokens: int) -> list[
 class PackStream:
     """The endless stream of steps' packs; `next` gives `StepPacks`.
 
-    lengths: tokens of each document [num_documents]. Settings as in the module. Errors (ValueError): settings out of
-    range, or no document with a token.
+    lengths: tokens of each document [num_documents]. uncut: which of them are never cut, bool [num_documents]; None:
+    any may be. Settings as in the module. Errors (ValueError): settings out of range, no document with a token, or one
+    that may not be cut and doesn't fit a pack.
     """
 
     def __init__(
@@ -137,9 +155,10 @@ class PackStream:
         seed: int = 0,
         policy: str = "best_fit",
         window: int = WINDOW,
+        uncut: np.ndarray | None = None,
     ) -> None:
-        self.lengths = np.asarray(lengths, dtype=np.int64)
-        self.pack_tokens, self.window = check_packing(self.lengths, pack_tokens, policy, window)
+        self.lengths, self.uncut = np.asarray(lengths, dtype=np.int64), uncut
+        self.pack_tokens, self.window = check_packing(self.lengths, pack_tokens, policy, window, uncut)
         self.packs_per_step = whole("train.packs_per_step", packs_per_step)
         self.seed = whole("train.seed", seed, 0, UNBOUNDED)
         self.policy = policy
@@ -219,10 +238,11 @@ class PackStream:
             "num_documents": len(self.lengths),
             "num_tokens": int(self.lengths.sum()),
             "lengths_crc32": zlib.crc32(self.lengths.astype("<i8").tobytes()),
+            "uncut_crc32": 0 if self.uncut is None else zlib.crc32(self.uncut.tobytes()),
         }
 
     def _pack_epoch(self, epoch: int) -> list[Pack]:
-        return epoch_packs(self.lengths, self.pack_tokens, self.seed, epoch, self.policy, self.window)
+        return epoch_packs(self.lengths, self.pack_tokens, self.seed, epoch, self.policy, self.window, self.uncut)
 
     def _skip_finished_epochs(self) -> None:
         while self._index >= len(self._packs):
@@ -232,13 +252,24 @@ class PackStream:
 
 
 def check_packing(
-    lengths: np.ndarray, pack_tokens: int, policy: str = "best_fit", window: int = WINDOW
+    lengths: np.ndarray,
+    pack_tokens: int,
+    policy: str = "best_fit",
+    window: int = WINDOW,
+    uncut: np.ndarray | None = None,
 ) -> tuple[int, int]:
     """Give pack_tokens and window; ValueError for settings that can't work, and for data without any token."""
     pack_tokens, window = whole("data.pack_tokens", pack_tokens), whole("data.window", window)
     one_of("data.packing: unknown policy", policy, POLICIES)
     if not np.any(lengths):
         raise ValueError("the data set has no token at all: it is empty, or every document is; check data.path")
+    too_long = np.flatnonzero(uncut & (lengths > pack_tokens)) if uncut is not None else ()
+    if len(too_long):
+        raise ValueError(
+            f"{len(too_long)} documents are shared questions longer than data.pack_tokens={pack_tokens} and can't be "
+            f"cut, the first is number {too_long[0]} with {lengths[too_long[0]]} tokens; raise data.pack_tokens, or "
+            "leave them out"
+        )
     return pack_tokens, window
 
 

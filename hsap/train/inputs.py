@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 
+from hsap.data.chat.rows import ChatFields
+from hsap.data.chat.template import Template, load_template
 from hsap.data.pack import check_packing
 from hsap.data.sources import JsonLines, list_files
 from hsap.data.store import DocumentStore, tokenise_documents
@@ -14,6 +18,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
 from hsap.ir.problem import Problem, Topology
+from hsap.ir.shared import check_shareable
 from hsap.models import ModelConfig
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
@@ -38,7 +43,8 @@ _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
-    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to.
+    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. rejected: counts
+    by reason of documents that aren't trained on.
     """
 
     model: ModelConfig
@@ -46,15 +52,21 @@ class Inputs:
     eval_data: DocumentStore | None
     identity: dict
     checkpoint: dict | None
+    rejected: Counter[str]
 
 
-def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
-    """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
+def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig, Template | None]:
+    """Refuse by ValueError what can be judged without reading data.
+
+    Gives the tokenizer, the model's shape and the chat template, None where there is none.
+    """
     list_files(config.data.path)
     if config.data.eval_path is not None and config.train.eval_every:
         list_files(config.data.eval_path)
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
+    template = load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
+    chat_fields(config)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
@@ -68,24 +80,30 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
         checkpoint.check_identity(checkpoint.read_state(config), _settings(config, model))
     else:
         checkpoint.refuse_used(config)
-    return tokenizer, model
+    return tokenizer, model, template
+
+
+def chat_fields(config: TrainConfig) -> ChatFields:
+    """The fields that chats are read from, and what is taken of a row with several; ValueError for unknown ones."""
+    return ChatFields.named(config.data.chat_fields, config.data.trees, config.data.answers)
 
 
 def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
-    tokenizer, model = check(config)
+    tokenizer, model, template = check(config)
+    rejected: Counter[str] = Counter()
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    train_data = _documents(config, config.data.path, tokenizer, model)
+    train_data = _documents(config, config.data.path, tokenizer, model, template, rejected)
     eval_data = None
     if config.data.eval_path is not None and config.train.eval_every:
-        eval_data = _documents(config, config.data.eval_path, tokenizer, model)
+        eval_data = _documents(config, config.data.eval_path, tokenizer, model, template, rejected)
     identity = {**_settings(config, model), "data.path": _content(train_data)}
     state = None
     if config.resume:
         state = checkpoint.read_state(config)
         checkpoint.check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state)
+    return Inputs(model, train_data, eval_data, identity, state, rejected)
 
 
 def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:
@@ -111,9 +129,25 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
-    store = tokenise_documents(JsonLines(path, config.data.text_field), tokenizer, model.vocab_size)
-    check_packing(store.lengths, config.data.pack_tokens, config.data.packing)
+def _documents(
+    config: TrainConfig,
+    path: str,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    template: Template | None,
+    rejected: Counter[str],
+) -> DocumentStore:
+    data, mine = config.data, Counter[str]()
+    source = JsonLines(path, data.text_field)
+    store = tokenise_documents(source, tokenizer, model.vocab_size, template, data.pack_tokens, mine)
+    if mine and not store.ids:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in mine.most_common())
+        raise ValueError(f"data set {path}: every document is rejected ({reasons}); check data.path and the data")
+    if store.answers is not None:
+        for mask in set(model.layer_masks):
+            check_shareable(mask)
+    check_packing(store.lengths, data.pack_tokens, data.packing, uncut=store.uncut)
+    rejected.update(mine)
     return store
 
 
@@ -133,4 +167,6 @@ def _content(data: DocumentStore) -> str:
     """Describe data by what it holds, not by its path: it may move as long as it stays what it was."""
     digest = hashlib.sha256(data.tokens.tobytes())
     digest.update(data.starts.tobytes())
+    for column in (data.trained, *(data.answers or ())):
+        digest.update(b"" if column is None else column.tobytes())
     return f"{len(data.ids)} documents, {len(data.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"
