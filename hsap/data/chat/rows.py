@@ -2,7 +2,6 @@
 
 Known shapes, tried in this order; a row with none of them is no chat:
 
-- tokens already: `input_ids` with `labels` (-100 where there is no loss) or with a mask of the trained tokens;
 - one question, several answers: `chosen` and `rejected`, or a list `answers`; the question is in `prompt`, in one of
   the shapes below, or is what the answers, given as whole conversations, have in common;
 - a tree of messages, see `tree.py`;
@@ -16,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from hsap.data.chat.conversation import (
     Conversation,
     Preference,
@@ -28,7 +25,7 @@ from hsap.data.chat.conversation import (
     read_turns,
 )
 from hsap.data.chat.tree import is_tree, read_tree
-from hsap.data.document import NO_TARGET, Document, Rejected
+from hsap.data.document import Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,6 @@ class ChatFields:
     tree: all | best. answers: all | best.
     """
 
-    input_ids: tuple[str, ...] = ("input_ids", "tokens")
-    labels: tuple[str, ...] = ("labels",)
-    trained: tuple[str, ...] = ("loss_mask", "assistant_masks", "completion_mask")
     chosen: tuple[str, ...] = ("chosen",)
     rejected: tuple[str, ...] = ("rejected",)
     several: tuple[str, ...] = ("answers", "responses", "completions")
@@ -73,15 +67,7 @@ class ChatFields:
 FIELD_NAMES = tuple(field.name for field in fields(ChatFields) if field.name not in ("tree", "answers"))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
-    """A conversation that came as tokens: int64 [num_tokens], and which of them are trained: bool [num_tokens]."""
-
-    tokens: np.ndarray
-    trained: np.ndarray
-
-
-Chat = Conversation | Preference | Tokens
+Chat = Conversation | Preference
 
 
 def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
@@ -89,9 +75,6 @@ def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
 
     where: "path:line". `Rejected`: a chat that can't be trained on, and why.
     """
-    if fields.of(row, "input_ids") is not None:
-        marks = [fields.of(row, name) for name in ("labels", "trained")]
-        return () if marks == [None, None] else (_tokens(row, *marks, where, fields),)
     answers = _answers(row, fields)
     if answers is not None:
         return (_preference(row, answers, where, fields),)
@@ -108,18 +91,6 @@ def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
             return ()
         turns += _said(output, "assistant", where)
     return (Conversation(in_order(turns, where), _tools(row, where, fields)),)
-
-
-def chat_documents(row: Mapping, id: str, where: str, fields: ChatFields) -> tuple[Document, ...]:
-    """Give the documents of a row that is a chat, as `chat_of` reads it; of several, the later have numbered ids."""
-    documents = []
-    for i, chat in enumerate(chat_of(row, where, fields)):
-        name = f"{id}#{i}" if i else id
-        if isinstance(chat, Tokens):
-            documents.append(Document(name, where, tokens=chat.tokens, trained=chat.trained))
-        else:
-            documents.append(Document(name, where, chat=chat))
-    return tuple(documents)
 
 
 def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] | None:
@@ -211,33 +182,3 @@ def _preference(row: Mapping, given: list, where: str, fields: ChatFields) -> Pr
     if len(answers) == 1 or fields.answers == "best":
         return Conversation(question + answers[0], tools)
     return Preference(question, answers, tools)
-
-
-def _tokens(row: Mapping, labels: object, marks: object, where: str, fields: ChatFields) -> Tokens:
-    """Read tokens with their labels, which aren't shifted, or with a mask; padding is what no attention is paid to."""
-    tokens = _integers(fields.of(row, "input_ids"), "input_ids", where)
-    given = _integers(marks if labels is None else labels, "labels", where)
-    if len(given) != len(tokens):
-        raise Rejected(where, "labels and tokens differ in number", f"{len(given)} and {len(tokens)}")
-    if labels is None:
-        trained = given != 0
-    else:
-        trained = given != NO_TARGET
-        if (given[trained] != tokens[trained]).any():
-            raise Rejected(where, "labels that are neither -100 nor the token")
-    attention = row.get("attention_mask")
-    if attention is not None:
-        kept = _integers(attention, "attention_mask", where) != 0
-        if len(kept) != len(tokens):
-            raise Rejected(where, "labels and tokens differ in number", "an attention_mask of another length")
-        if (trained & ~kept).any():
-            raise Rejected(where, "padding that is trained")
-        tokens, trained = tokens[kept], trained[kept]
-    return Tokens(tokens, trained)
-
-
-def _integers(given: object, name: str, where: str) -> np.ndarray:
-    values = np.asarray(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else None
-    if values is None or values.ndim != 1 or (values.dtype.kind not in "iub" and values.size):
-        raise Rejected(where, "tokens or labels that are no list of integers", name)
-    return values.astype(np.int64)
