@@ -35,9 +35,7 @@ def sample_of(name: str, question: int, answers: list[int], seed: int = 0):
     tokens = [rng.integers(2, 60, n) for n in (question, *answers)]
     marks = [rng.random(n) < 0.7 for n in (question, *answers)]
     sample = join(name, tokens[0], tokens[1:], marks[0], marks[1:])
-    alone = [
-        (np.concatenate([tokens[0], a]), np.concatenate([marks[0], m])) for a, m in zip(tokens[1:], marks[1:])
-    ]
+    alone = [(np.concatenate([tokens[0], a]), np.concatenate([marks[0], m])) for a, m in zip(tokens[1:], marks[1:])]
     return sample, alone
 
 
@@ -78,7 +76,9 @@ def test_targets_and_positions_are_those_of_sequences_of_their_own(shapes):
 
 
 def test_a_shared_question_by_hand():
-    sample = join("q", np.array([5, 6, 7]), [np.array([8]), np.array([9, 3])], np.ones(3, bool), [np.ones(1), np.ones(2)])
+    sample = join(
+        "q", np.array([5, 6, 7]), [np.array([8]), np.array([9, 3])], np.ones(3, bool), [np.ones(1), np.ones(2)]
+    )
     assert sample.tokens.tolist() == [5, 6, 7, 8, 7, 9, 3]
     assert sample.answers == (2, 4)
     store = DocumentStore.from_samples([Sample("t", np.array([4, 4], np.int32)), replace(sample, trained=None)])
@@ -129,7 +129,9 @@ def test_one_longer_than_a_pack_is_counted_where_it_is_made_and_refused_where_it
         lambda: StepLoader(store, pack_tokens=16, packs_per_step=1),
         lambda: eval_batches(store, pack_tokens=16),
     ):
-        with pytest.raises(ValueError, match=r"1 documents are shared questions longer than data.pack_tokens=16 .* 24 t"):
+        with pytest.raises(
+            ValueError, match=r"1 documents are shared questions longer than data.pack_tokens=16 .* 24 t"
+        ):
             make()
 
     class Whole:

@@ -39,9 +39,10 @@ class Span(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A control token in a text: characters [start, stop), whitespace that it swallows among them."""
+    """A control token in a text: characters [start, stop), whitespace that it swallows among them; core: it alone."""
 
     start: int
+    core: int
     stop: int
     id: int
 
@@ -62,7 +63,7 @@ class Controls:
                 start = max(end, len(text[:start].rstrip()))
             if token.rstrip:
                 stop = len(text) - len(text[stop:].lstrip())
-            found.append(Control(max(start, end), stop, token.id))
+            found.append(Control(max(start, end), match.start(), stop, token.id))
             end = stop
         return found
 
@@ -158,7 +159,9 @@ class _Rendering:
         ends = [0]
         for span in spans:
             owners = set(self.owners[span.start : span.stop].tolist()) - {NOBODY, span.turn}
-            if span.start < ends[-1] or span.stop < span.start or owners:
+            if span.stop <= span.start:
+                raise Refusal("the chat template writes nothing of a turn", f"turn {span.turn + 1}")
+            if span.start < ends[-1] or owners:
                 raise Refusal("the chat template mixes turns with each other")
             ends.append(span.stop)
         return Rendered(self.text, self.open, tuple(spans))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import numpy as np
 from hsap.data.chat import preference
 from hsap.data.chat.conversation import Conversation, Preference, Turn
 from hsap.data.chat.render import Refusal, Renderer
-from hsap.data.chat.spans import Controls, Rendered, render
+from hsap.data.chat.spans import Control, Controls, Rendered, Span, render
 from hsap.data.document import Rejected, Sample
 from hsap.data.tokenise import Tokenizer
 
@@ -84,23 +85,23 @@ class Template:
         return spoken and (self.loss != "last_assistant" or i == len(turns) - 1)
 
     def _encode(self, rendered: Rendered, trained: set[int]) -> Encoded:
-        controls = {control.start: control for control in self._controls.find(rendered.text)}
-        inside = np.zeros(len(rendered.text) + 1, bool)
-        for control in controls.values():
-            inside[control.start + 1 : control.stop] = True
-        spans = {span.start: span for span in rendered.spans}
-        cuts = {0, len(rendered.text), *controls, *(control.stop for control in controls.values())}
-        cuts |= {cut for span in rendered.spans for cut in (span.start, span.stop)}
-        borders = sorted(cut for cut in cuts if not inside[cut])
+        found = self._controls.find(rendered.text)
+        controls = {control.start: control for control in found}
+        spans = {}
+        for span in rendered.spans:
+            start, stop = (_outside(cut, found) for cut in (span.start, span.stop))
+            spans[start] = Span(span.turn, start, stop)
+        borders = {0, len(rendered.text), *controls, *(control.stop for control in found)}
+        borders = sorted(borders.union(spans, (span.stop for span in spans.values())))
         tokens: list[int] = []
         marks: list[bool] = []
         begins: dict[int, int] = {}
-        after, counts, stop = "start", False, 0
+        after, current = "start", Span(-1, 0, 0)
         for start, end in itertools.pairwise(borders):
-            counts = counts and start < stop
-            # An answer that says nothing begins where the next token does.
-            for span in (spans[place] for place in spans.keys() & {start}):
-                begins[span.turn], counts, stop = len(tokens), span.turn in trained, span.stop
+            if start in spans:
+                current = spans[start]
+                begins[current.turn] = len(tokens)
+            counts = self.loss == "all" or (current.turn in trained and start < current.stop)
             if start in controls:
                 part, after = [controls[start].id], "control"
             else:
@@ -109,8 +110,16 @@ class Template:
                     raise Refusal("words that the tokenizer reads as a control token")
                 after = "text"
             tokens += part
-            marks += [counts or self.loss == "all"] * len(part)
+            marks += [counts] * len(part)
         return Encoded(np.array(tokens, dtype=np.int32), np.array(marks, dtype=bool), begins)
+
+
+def _outside(cut: int, controls: list[Control]) -> int:
+    """Move a cut out of the whitespace that a control token swallows, to the side of the token it is on."""
+    before = bisect_left(controls, cut, key=lambda control: control.start) - 1
+    if before < 0 or cut >= controls[before].stop:
+        return cut
+    return controls[before].stop if cut > controls[before].core else controls[before].start
 
 
 def load_template(
