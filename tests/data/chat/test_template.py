@@ -18,8 +18,7 @@ from hsap.data.chat.render import Renderer
 from hsap.data.chat.template import LOSSES, SHIPPED, Template, load_template
 from hsap.data.document import Document, Rejected
 from hsap.data.tokenise import load_tokenizer, tokenise
-from tests.data.chat.conftest import save_bytes
-from tests.data.chat.told import conversation, joined, told
+from tests.data.chat.told import conversation, joined, save_bytes, told
 
 SOURCES = {name: (Path(templates.__file__).parent / "templates" / f"{name}.jinja").read_text() for name in SHIPPED}
 UNTAGGED = re.sub(r"\{%- (end)?generation %\}", "", SOURCES["chatml"])

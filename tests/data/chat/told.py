@@ -1,7 +1,11 @@
-"""What a sample says, told in runs of tokens, and conversations written shortly."""
+"""What a sample says, told in runs of tokens; conversations written shortly, and a tokenizer of single bytes."""
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from hsap.data.chat.conversation import Conversation, Turn
 
+CONTROLS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
@@ -37,3 +41,15 @@ def joined(parts) -> list[tuple[str | list[str], bool]]:
         else:
             runs.append((text, mark))
     return runs
+
+
+def save_bytes(path, controls=CONTROLS):
+    """Write a tokenizer.json whose tokens are single bytes and control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(c, normalized=False) if isinstance(c, str) else c for c in controls])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backend.save(str(path))
+    return path
