@@ -34,6 +34,8 @@ def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5
         (["planner.balanced=area"], "planner sap: unknown option 'balanced'; it takes balance, "),
         (["planner.balance=luck"], "balance='luck'; choose area"),
         (["data.tokenizer=nowhere.json"], "tokenizer nowhere.json doesn't exist; set data.tokenizer"),
+        (["data.chat_template=nowhere"], "data.chat_template=nowhere: no chat template there; set it to chatml, "),
+        (["data.chat_fields={massages: talk}"], "data.chat_fields.massages: no field of chats; they have chosen, "),
         (["data.path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path"),
         (["data.eval_path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path (or data.eval_path)"),
         (["model.vocab_size=300"], "model.vocab_size is 300, but the tokenizer has "),
