@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,14 +93,14 @@ def tokenise_documents(
     vocab_size: int | None = None,
     template: Template | None = None,
     most_tokens: int | None = None,
-    rejected: Counter[str] | None = None,
+    reject: Callable[[str, str], None] | None = None,
 ) -> DocumentStore:
     """Tokenise every document of a source.
 
     vocab_size: the model's, which may differ from the tokenizer's. template: turns chats into text. most_tokens: of a
-    shared question, which no pack may cut. rejected: counts by reason the documents that `Rejected` is raised for;
-    without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside either
-    vocabulary, with the document's file:line.
+    shared question, which no pack may cut. reject: told the place and the reason of every document that `Rejected` is
+    raised for, which is left out; without it the first one ends the walk. Errors (ValueError): what the source refuses;
+    a token id outside either vocabulary, with the document's file:line.
     """
 
     def walk() -> Iterator[Sample]:
@@ -112,9 +111,9 @@ def tokenise_documents(
                     detail = f"{len(sample.tokens)} tokens, data.pack_tokens is {most_tokens}"
                     raise Rejected(document.where, "a question with its answers is longer than a pack", detail)
             except Rejected as error:
-                if rejected is None:
+                if reject is None:
                     raise
-                rejected[error.reason] += 1
+                reject(error.where, error.reason)
                 continue
             if vocab_size is not None:
                 check_token_ids(sample.tokens, vocab_size, document.where)

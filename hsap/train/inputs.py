@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 from hsap.data.chat.rows import ChatFields
@@ -43,8 +43,8 @@ _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
-    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. rejected: counts
-    by reason of documents that aren't trained on.
+    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. rejected: the
+    places of documents that aren't trained on, by reason.
     """
 
     model: ModelConfig
@@ -52,7 +52,7 @@ class Inputs:
     eval_data: DocumentStore | None
     identity: dict
     checkpoint: dict | None
-    rejected: Counter[str]
+    rejected: dict[str, list[str]]
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig, Template | None]:
@@ -91,7 +91,7 @@ def chat_fields(config: TrainConfig) -> ChatFields:
 def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
     tokenizer, model, template = check(config)
-    rejected: Counter[str] = Counter()
+    rejected: dict[str, list[str]] = {}
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
     train_data = _documents(config, config.data.path, tokenizer, model, template, rejected)
@@ -135,19 +135,24 @@ def _documents(
     tokenizer: Tokenizer,
     model: ModelConfig,
     template: Template | None,
-    rejected: Counter[str],
+    rejected: dict[str, list[str]],
 ) -> DocumentStore:
-    data, mine = config.data, Counter[str]()
+    data, mine = config.data, defaultdict(list)
     source = JsonLines(path, data.text_field)
-    store = tokenise_documents(source, tokenizer, model.vocab_size, template, data.pack_tokens, mine)
+
+    def note(where: str, reason: str) -> None:
+        mine[reason].append(where)
+
+    store = tokenise_documents(source, tokenizer, model.vocab_size, template, data.pack_tokens, note)
     if mine and not store.ids:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in mine.most_common())
+        reasons = "; ".join(f"{len(places)} for {reason}, first {places[0]}" for reason, places in mine.items())
         raise ValueError(f"data set {path}: every document is rejected ({reasons}); check data.path and the data")
     if store.answers is not None:
         for mask in set(model.layer_masks):
             check_shareable(mask)
     check_packing(store.lengths, data.pack_tokens, data.packing, uncut=store.uncut)
-    rejected.update(mine)
+    for reason, places in mine.items():
+        rejected.setdefault(reason, []).extend(places)
     return store
 
 

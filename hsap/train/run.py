@@ -72,8 +72,8 @@ class Trainer:
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
         if dist.get_rank() == 0:
             print(self._opening(state["step"]), file=sys.stderr, flush=True)
-            for reason, count in self.inputs.rejected.most_common():
-                print(f"hsap: left out {count} documents: {reason}", file=sys.stderr, flush=True)
+            for reason, places in self.inputs.rejected.items():
+                print(f"hsap: {len(places)} left out for {reason}, first {places[0]}", file=sys.stderr, flush=True)
             log = MetricsLog(out, config.train.steps, state["step"], config.train.tensorboard, config.train.log_every)
         loader = StepLoader(
             self.inputs.train_data,

@@ -1,6 +1,5 @@
 """Shared questions: labels, positions, packs, masks; and loss and gradients against a sequence for every answer."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -138,10 +137,10 @@ def test_one_longer_than_a_pack_is_counted_where_it_is_made_and_refused_where_it
         def sample(self, id, chat, where):
             return chat
 
-    rejected = Counter()
+    left_out = []
     documents = [Document(str(n), f"d:{n}", chat=sample_of(str(n), 5, [n, n])[0]) for n in (3, 9)]
-    kept = tokenise_documents(documents, None, None, Whole(), 16, rejected)
-    assert kept.ids == ("3",) and rejected == {"a question with its answers is longer than a pack": 1}
+    kept = tokenise_documents(documents, None, None, Whole(), 16, lambda *told: left_out.append(told))
+    assert kept.ids == ("3",) and left_out == [("d:9", "a question with its answers is longer than a pack")]
     with pytest.raises(Rejected, match=r"d:9: .* \(24 tokens, data.pack_tokens is 16\)"):
         tokenise_documents(documents, None, None, Whole(), 16)
 

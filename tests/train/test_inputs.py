@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from hsap.data.chat.rows import chat_of
+from hsap.data.document import Document
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
-from hsap.train import checkpoint
-from hsap.train.inputs import check, planning_setup, read_inputs
+from hsap.train import checkpoint, inputs
+from hsap.train.inputs import chat_fields, check, planning_setup, read_inputs
 from tests.parity import REPOSITORY, SMALL_MODEL
 from tests.parity.rank import configure
 
@@ -175,3 +177,42 @@ def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):
     config = configuration(tmp_path, "model.masks=[window:4,causal,window:4]", "model.num_layers=6")
     plan = planning_setup(config, read_inputs(config).model, 0).compile(Layout.from_lengths([9, 3]))
     assert plan.problem.masks == ((Mask("window", (4,)), 4), (Mask(), 2)) and len(plan.programs) == 2
+
+
+def chats(monkeypatch, rows, config):
+    """Let a run read these rows as chats."""
+    documents = [
+        Document(str(i), f"talk.jsonl:{i}", chat=chat)
+        for i, row in enumerate(rows, 1)
+        for chat in chat_of(row, f"talk.jsonl:{i}", chat_fields(config))
+    ]
+    monkeypatch.setattr(inputs, "JsonLines", lambda *_: documents)
+    return config
+
+
+SAID = {"talk": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+ANSWERED = {"prompt": "hi", "chosen": "hello", "rejected": "no"}
+CHAT = ("data.chat_template=chatml", "data.chat_fields={messages: talk}", "data.pack_tokens=100")
+
+
+def test_chats_are_read_and_what_is_left_out_is_told(tmp_path, monkeypatch):
+    config = chats(monkeypatch, [SAID, {**ANSWERED, "chosen": "hello " * 99}, ANSWERED], configuration(tmp_path, *CHAT))
+    read = read_inputs(config)
+    assert read.train_data.ids == ("1", "3") and read.train_data.uncut.tolist() == [False, True]
+    assert 0 < read.train_data.trained.sum() < len(read.train_data.tokens)
+    assert read.rejected == {"a question with its answers is longer than a pack": ["talk.jsonl:2"]}
+    best = read_inputs(chats(monkeypatch, [ANSWERED], configuration(tmp_path, *CHAT, "data.answers=best")))
+    assert best.train_data.answers is None
+    everything = read_inputs(chats(monkeypatch, [SAID], configuration(tmp_path, *CHAT, "data.loss=all")))
+    assert everything.train_data.trained.all()
+    assert everything.identity["data.path"] != read_inputs(chats(monkeypatch, [SAID], config)).identity["data.path"]
+
+
+def test_a_run_of_rejected_chats_or_of_answers_under_a_mask_without_meaning_is_refused(tmp_path, monkeypatch):
+    long = {**ANSWERED, "chosen": "hello " * 99}
+    with pytest.raises(ValueError, match=r"every document is rejected \(2 for a question .*, first talk.jsonl:1\)"):
+        read_inputs(chats(monkeypatch, [long, long], configuration(tmp_path, *CHAT)))
+    with pytest.raises(ValueError, match="mask full: what the answers to a shared question see"):
+        read_inputs(chats(monkeypatch, [ANSWERED], configuration(tmp_path, *CHAT, "model.masks=full")))
+    with pytest.raises(ValueError, match=r"talk.jsonl:1: this is a chat, .* set data.chat_template"):
+        read_inputs(chats(monkeypatch, [SAID], configuration(tmp_path, CHAT[1])))
