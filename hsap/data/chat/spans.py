@@ -6,8 +6,9 @@ generation tags says that itself. For others it is found by rendering beginnings
 
 - the turn begins where the text of all turns before it, with the prompt, ends. Where the prompt says more than the
   full text has there (some open a <think>), the turn begins at the last border before they part.
-- it ends behind the last control token that the text up to this turn has behind its words. Without a control token it
-  ends with the text, but for whitespace that nobody said.
+- it ends behind the last control token that the text up to this turn has behind its words, whether a prompt follows or
+  not (what only the end of a text has, ends the text and not the turn). Without a control token it ends with the text,
+  but for whitespace that nobody said.
 
 Both must lie in the full text as they do in the beginning; a template that renders a turn otherwise once others follow
 it is refused for that conversation, as it can't be said what the model would have seen.
@@ -179,15 +180,21 @@ class _Rendering:
         start = self._start(turn, first) if prompted else first
         return Span(turn, start, self._stop(turn, start, int(mine[-1]) + 1 if len(mine) else None))
 
+    def _prompted(self, turn: int, text: str) -> str:
+        """Give the text up to a turn with a prompt behind it; without, where the template has none behind this turn."""
+        try:
+            return self._beginning(turn + 1, True)
+        except Refusal:
+            return text
+
     def _start(self, turn: int, first: int) -> int:
         """Find where an assistant's turn begins; its first word stands at `first`."""
-        before, prompt = self._beginning(turn), self._beginning(turn, True)
-        if not self.text.startswith(before):
-            raise Refusal(UNSTABLE)
+        prompt = self._beginning(turn, True)
         if self.text.startswith(prompt) and len(prompt) <= first:
             return len(prompt)
+        before = self._beginning(turn)
         common = min(_common(self.text, prompt), first)
-        if common < len(before):
+        if not self.text.startswith(before) or common < len(before):
             raise Refusal(UNSTABLE)
         borders = [control.stop for control in self.controls.find(self.text[:common])]
         spaces = [i + 1 for i in range(len(before), common) if self.text[i].isspace()]
@@ -200,7 +207,8 @@ class _Rendering:
         said = int(mine[-1]) + 1 if len(mine) else start
         tail = text[said:]
         there = last if last is not None and len(mine) else said
-        ends = [control.stop for control in self.controls.find(tail)]
+        always = tail[: _common(tail, self._prompted(turn, text)[said:])]
+        ends = [control.stop for control in self.controls.find(always) or self.controls.find(tail)]
         for stop in reversed(ends):
             if self.text.startswith(tail[:stop], there):
                 return there + stop

@@ -208,7 +208,17 @@ def test_a_template_that_forgets_earlier_reasoning(bytes_tokenizer):
                 *[(" two\n###", True), ("\n", False)],
             ],
         ),
-        # An end of the whole text, which no turn before the last has.
+        # An end of the whole text, where no prompt follows.
+        (
+            "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'assistant: ' }}{% else %}{{ eos_token }}{% endif %}",
+            [
+                *[("user: q", False), (END, False), ("\nassistant: ", False), ("one ", True), (END, True)],
+                *[("\nuser: r", False), (END, False), ("\nassistant: ", False), ("two", True), (END, True)],
+                *[("\n", False), (EOS, False)],
+            ],
+        ),
+        # One that stands even before a prompt, so that the text before a turn isn't what it was.
         (
             "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>' }}{% if loop.last %}{{ eos_token }}"
             "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
