@@ -52,7 +52,7 @@ bench: bench-planning  ## Planning, then the accuracy of split attention.
 bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--quick", "--runs 5 --markdown FILE").
 	$(RUN) -m tests.bench.planning $(ARGS)
 
-bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8 --turns 9").
+bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8", "--nodes 2").
 	$(RUN) -m tests.bench.fidelity $(ARGS)
 
 bench-attention: $(READY)  ## The executor on 8 gloo ranks against one process, DeepSpeed and torch (ARGS="--quick").

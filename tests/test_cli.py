@@ -395,3 +395,13 @@ def test_a_closed_pipe_is_no_error():
     assert done.stderr.read() == b""
     done.stderr.close()
     done.wait()
+
+
+@pytest.mark.parametrize("command", ["plan --lengths 9", "bench calibrate", "bench paper", "planners", "verify x"])
+def test_an_unknown_flag_names_the_help_of_its_command(command, capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([*command.split(), "--nope"])
+    assert left.value.code == 2
+    words = [word for word in command.split() if word in ("plan", "bench", "calibrate", "paper", "planners", "verify")]
+    prog = " ".join(["hsap", *words])
+    assert capsys.readouterr().err == f"{prog}: unrecognized arguments: --nope; see {prog} --help\n"

@@ -1,19 +1,21 @@
-"""Calibrate: measure this machine, and give it as a cluster that the simulator, planners and tuner can use."""
+"""Calibrate: measure this machine or cluster, and give it as one that the simulator, planners and tuner can use."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from hsap import clusters
 from hsap.bench.fit import Residual, fit_kernels, fit_links
+from hsap.bench.links import INTER, INTRA
 from hsap.bench.measure import measure, num_cores
-from hsap.bench.processes import run_ranks
+from hsap.bench.processes import Inside, Launched, run_ranks, told_to_first
 from hsap.ir.check import Refused, one_of, whole
 from hsap.ir.cluster import BOUNDLESS, Cluster
 from hsap.ir.heads import HeadShape
@@ -24,16 +26,21 @@ HEADS = {"cpu": HeadShape(8, 2, 64, "fp32"), "cuda": HeadShape(32, 8, 128, "bf16
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A measured machine. residuals: what the fit left of each microbenchmark. head: what, when and with what."""
+    """A measured machine or cluster.
+
+    residuals: what the fit left of each microbenchmark. links: what was measured of them, and what not. head: what,
+    when and with what.
+    """
 
     cluster: Cluster
     residuals: tuple[Residual, ...]
+    links: str
     head: str
 
     def save(self, path: str) -> None:
         """Write the file that `--cluster` reads."""
         comments = {
-            "ranks_per_node": "Links inside one machine were measured; between nodes they are taken to be the same.",
+            "ranks_per_node": self.links,
             "rows_efficiency": "[query rows, part of the rate]",
             "cores": "Cores that ranks of this machine share, and what either end of a flowing message takes of them.",
         }
@@ -46,32 +53,109 @@ class Calibration:
 
 
 def calibrate(
-    num_ranks: int = 2, device: str | None = None, heads: HeadShape | None = None, turns: int = 8, name: str = "here"
+    num_ranks: int = 2,
+    device: str | None = None,
+    heads: HeadShape | None = None,
+    turns: int = 8,
+    name: str = "here",
+    *,
+    ranks_per_node: int | None = None,
+    inside: Sequence[Inside] | None = None,
+    cores: float | None = None,
 ) -> Calibration:
     """Measure kernels, memory and links of this machine with `num_ranks` processes of one thread each.
 
-    device: cpu or cuda (None: cuda where there is one). turns: how often each microbenchmark is run. ValueError: more
-    ranks than GPUs. Takes half a minute on a CPU.
+    device: cpu or cuda (None: cuda where there is one). turns: how often each microbenchmark is run. ranks_per_node,
+    inside, cores: of nodes that are emulated on this machine: how many ranks each has, where each rank lives, and a
+    node's part of the cores (None: one node, and all). ValueError: more ranks than GPUs; nodes that aren't alike. Takes
+    half a minute on a CPU.
     """
-    device = one_of("calibrate: unknown device", device or ("cuda" if torch.cuda.is_available() else "cpu"), HEADS)
+    device, heads = _checked(device, heads, turns)
     whole("calibrate: ranks", num_ranks, 1, 64)
-    whole("calibrate: turns", turns, 1, 1000)
+    per_node = num_ranks if ranks_per_node is None else whole("calibrate: ranks_per_node", ranks_per_node, 1, num_ranks)
+    if num_ranks % per_node:
+        raise Refused(f"calibrate: {num_ranks} ranks are no whole nodes of {per_node}; give a multiple")
     if device == "cuda" and num_ranks > torch.cuda.device_count():
         raise Refused(
             f"calibrate: {num_ranks} ranks need as many GPUs, here are {torch.cuda.device_count()}; give --ranks"
         )
-    heads = heads or HEADS[device]
-    by_rank = run_ranks(num_ranks, measure, device, heads, turns, backend="nccl" if device == "cuda" else "gloo")
-    measured = _together(by_rank)
-    cluster, residuals = fit_kernels(measured, heads, _base(device, name))
+    by_rank = run_ranks(num_ranks, measure, device, heads, turns, per_node, backend=_backend(device), inside=inside)
+    return _fitted(by_rank, per_node, _base(device, name, cores), device, heads, turns)
+
+
+def calibrate_launched(
+    launched: Launched, device: str | None = None, heads: HeadShape | None = None, turns: int = 8, name: str = "here"
+) -> Calibration | None:
+    """Measure the cluster whose ranks a launcher started, this process one of them; on rank 0 what was found.
+
+    Collective over all its ranks; None on the others. The rest as in `calibrate`.
+    """
+    device, heads = _checked(device, heads, turns)
+    with launched.joined(_backend(device)):
+        own = measure(launched.rank, device, heads, turns, launched.ranks_per_node)
+        by_rank = told_to_first(own, "calibrated")
+    if by_rank is None:
+        return None
+    return _fitted(by_rank, launched.ranks_per_node, _base(device, name), device, heads, turns)
+
+
+def _checked(device: str | None, heads: HeadShape | None, turns: int) -> tuple[str, HeadShape]:
+    """Where and with what is measured."""
+    device = one_of("calibrate: unknown device", device or ("cuda" if torch.cuda.is_available() else "cpu"), HEADS)
+    whole("calibrate: turns", turns, 1, 1000)
+    return device, heads or HEADS[device]
+
+
+def _backend(device: str) -> str:
+    return "nccl" if device == "cuda" else "gloo"
+
+
+def _fitted(
+    by_rank: list[dict], ranks_per_node: int, base: Cluster, device: str, heads: HeadShape, turns: int
+) -> Calibration:
+    """Make a cluster of what all ranks measured. base: what is known beforehand."""
+    measured, num_ranks = together(by_rank), len(by_rank)
+    num_nodes = num_ranks // ranks_per_node
+    if num_nodes > 1:
+        base = replace(base, ranks_per_node=ranks_per_node)
+    cluster, residuals = fit_kernels(measured, heads, base)
     if num_ranks > 1:
-        cluster, more = fit_links(measured, num_ranks, cluster)
+        cluster, more = fit_links(measured, num_ranks, ranks_per_node, cluster)
         residuals += more
-    return Calibration(cluster, tuple(residuals), _head(num_ranks, device, heads, turns))
+    head = _head(f"{num_ranks} ranks on {num_nodes} nodes" if num_nodes > 1 else f"{num_ranks} ranks", device, heads)
+    return Calibration(cluster, tuple(residuals), _links_told(measured), f"{head}, {turns} turns.")
 
 
-def _base(device: str, name: str) -> Cluster:
-    """What isn't measured but known."""
+def _links_told(measured: dict) -> str:
+    """Say which links were measured; what is between nodes and inside them is else taken to be the same."""
+    if INTRA in measured and INTER in measured:
+        return "Links inside nodes and between them were measured; duplex and comm_cores are those between them."
+    if INTER in measured:
+        return "Links between nodes of one rank each were measured; inside nodes they are taken to be the same."
+    if INTRA in measured:
+        return "Links inside one machine were measured; between nodes they are taken to be the same."
+    return "One rank has no links to measure: these are assumed."
+
+
+def together(by_rank: list[dict]) -> dict:
+    """Means over the ranks that measured something, of what each did; of what all do at once, of the slowest."""
+    out = {"matmul": float(np.mean([own["matmul"] for own in by_rank]))}
+    for key in ("kernels", "memory"):
+        seconds = np.mean([[sample[-1] for sample in own[key]] for own in by_rank], axis=0)
+        out[key] = [[*sample[:-1], mean] for sample, mean in zip(by_rank[0][key], seconds.tolist())]
+    for kind in (INTRA, INTER):
+        if pair := [own[kind] for own in by_rank if kind in own]:
+            told = {key: [own[key] for own in pair if key in own] for key in pair[0]}
+            out[kind] = {key: np.mean(values, axis=0).tolist() for key, values in told.items()}
+    if "everybody" in by_rank[0]:
+        out["everybody"] = np.mean([own["everybody"] for own in by_rank], axis=0).tolist()
+    if "counterparts" in by_rank[0]:
+        out["counterparts"] = np.max([own["counterparts"] for own in by_rank], axis=0).tolist()
+    return out
+
+
+def _base(device: str, name: str, cores: float | None = None) -> Cluster:
+    """What isn't measured but known. cores: of a node (None: those of this machine)."""
     if device == "cuda":
         known = torch.cuda.get_device_properties(0)
         return Cluster(
@@ -84,28 +168,14 @@ def _base(device: str, name: str) -> Cluster:
     # torch's kernel for CPUs computes no whole tiles of rectangles, and knows squares; see hsap.runtime.kernels.
     from hsap.runtime.kernels.cpu_flash import NARROW
 
-    cores = float(num_cores())
-    return Cluster(name, BOUNDLESS, tile_tokens=1, narrow_tokens=NARROW, cores=cores, capacity_bytes=memory / cores)
+    rank_bytes, cores = memory / num_cores(), float(num_cores()) if cores is None else cores
+    return Cluster(name, BOUNDLESS, tile_tokens=1, narrow_tokens=NARROW, cores=cores, capacity_bytes=rank_bytes)
 
 
-def _together(by_rank: list[dict]) -> dict:
-    """Means over ranks of what all measured; of messages, what the ranks that sent them did."""
-    out = {"matmul": float(np.mean([own["matmul"] for own in by_rank]))}
-    for key in ("kernels", "memory"):
-        seconds = np.mean([[sample[-1] for sample in own[key]] for own in by_rank], axis=0)
-        out[key] = [[*sample[:-1], mean] for sample, mean in zip(by_rank[0][key], seconds.tolist())]
-    if len(by_rank) > 1:
-        pair = by_rank[:2]
-        for key in ("hops", "exchanges", "everybody", "launches"):
-            out[key] = np.mean([own[key] for own in pair], axis=0).tolist()
-        out["message_cores"] = float(np.mean([own["message_cores"] for own in pair]))
-    return out
-
-
-def _head(num_ranks: int, device: str, heads: HeadShape, turns: int) -> str:
+def _head(ranks: str, device: str, heads: HeadShape) -> str:
     what = torch.cuda.get_device_name(0) if device == "cuda" else f"{platform.machine()}, {num_cores()} cores"
     shape = f"{heads.num_q_heads}:{heads.num_kv_heads}:{heads.head_dim} {heads.dtype}"
     return (
         f"Measured by `hsap bench calibrate` on {time.strftime('%Y-%m-%d')}: {what}, torch {torch.__version__},\n"
-        f"{num_ranks} ranks, heads {shape}, {turns} turns."
+        f"{ranks}, heads {shape}"
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hsap.bench.links import INTER, INTRA
 from hsap.bench.measure import ROWS
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -18,6 +19,8 @@ from hsap.sim.cost import Kernels
 from hsap.sim.share import both_ways_s, crowding, of_each_way
 
 DIAGONALS = (16, 32, 64, 128, 256, 512)
+LARGE = 512 << 10
+"""Bytes of messages whose rate is the link's."""
 FULL_ROWS = 128
 """Rows from which on kernels may be at their best."""
 _OPS = (Op.ATTEND, Op.ATTEND_GRAD)
@@ -152,41 +155,101 @@ def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
     return float(np.square(predicted / seconds - 1).mean()), fitted, residuals
 
 
-def fit_links(measured: dict, num_ranks: int, base: Cluster) -> tuple[Cluster, list[Residual]]:
-    """Fit overhead, latency, rate and duplex of messages between two ranks; exchanges of all are only compared."""
-    counts, spent = np.array(measured["launches"]).T
-    message = float(nonnegative(np.stack([np.ones(len(counts)), counts], axis=1), spent)[1])
-    comm_cores = measured["message_cores"]
+WHERE = {INTRA: "inside a node", INTER: "between nodes"}
+
+
+def fit_links(measured: dict, num_ranks: int, ranks_per_node: int, base: Cluster) -> tuple[Cluster, list[Residual]]:
+    """Fit overhead, rates, latencies, duplex and network cards of messages; exchanges of all are only compared.
+
+    measured: of `measure_links`, means over the ranks that took part. A kind of link that wasn't measured is taken to
+    be like the other. A cluster has one duplex and one comm_cores for both kinds: the network's where it was measured,
+    because what takes long crosses it, and the rate inside nodes is fitted beside these.
+    """
+    kinds = [kind for kind in (INTER, INTRA) if kind in measured]
+    message = float(np.mean([_slope(measured[kind]["launches"]) for kind in kinds]))
+    cluster = replace(base, message_overhead_s=message, comm_cores=measured[kinds[0]]["message_cores"])
+    found, residuals = {}, []
+    for kind in kinds:
+        found[kind], more = _fit_link(measured[kind], kind, cluster)
+        residuals = more + residuals
+    (intra_rate, intra_s, _), (inter_rate, inter_s, duplex) = (found.get(k) or found[kinds[0]] for k in (INTRA, INTER))
+    cluster = replace(
+        cluster,
+        intra_bytes_per_s=intra_rate,
+        inter_bytes_per_s=inter_rate,
+        intra_latency_s=intra_s,
+        inter_latency_s=inter_s,
+        duplex=duplex,
+    )
+    if "counterparts" in measured:
+        cluster = replace(cluster, num_nics=_cards(*measured["counterparts"], ranks_per_node, cluster))
+    if num_ranks > 2:
+        num_bytes, seconds = np.array(measured["everybody"]).T
+        predicted = _everybody_s(num_bytes, num_ranks, min(ranks_per_node, num_ranks), cluster)
+        residuals.append(_residual("all to all, not fitted", predicted, seconds))
+    return cluster, residuals
+
+
+def _slope(samples: list) -> float:
+    """Seconds of one more, of (how many, seconds)."""
+    counts, seconds = np.array(samples).T
+    return float(nonnegative(np.stack([np.ones(len(counts)), counts], axis=1), seconds)[1])
+
+
+def _fit_link(measured: dict, kind: str, cluster: Cluster) -> tuple[tuple[float, float, float], list[Residual]]:
+    """Fit one kind of link: ((rate, latency, duplex), residuals)."""
     rates, intercepts, residuals = [], [], []
     for name, halves in (("hops", 1), ("exchanges", 2)):
+        start, slow = _start_and_slope(*np.array(measured[name]).T)
+        rates.append(1 / slow)
+        intercepts.append(max(start - halves * cluster.message_overhead_s, 0.0))
         num_bytes, seconds = np.array(measured[name]).T
-        terms = np.stack([np.ones(len(num_bytes)), num_bytes], axis=1)
-        start, slow = nonnegative(terms / seconds[:, None], np.ones(len(seconds)))
-        rates.append(1 / max(slow, 1e-15))
-        intercepts.append(max(start - halves * message, 0.0))
-        residuals.append(_residual(f"messages: {name}", terms @ np.array([start, slow]), seconds))
-    cluster = replace(base, message_overhead_s=message, comm_cores=comm_cores)
-    # A message has two ends, and two ranks that exchange have four; what want of cores explains isn't the link's.
-    one_way, exchange = (crowding(cluster, ranks)[1] for ranks in (1, 2))
+        residuals.append(_residual(f"{name} {WHERE[kind]}", start + num_bytes * slow, seconds))
+    # A message has two ends, and ranks that exchange have four; between nodes each host has half of them. What want of
+    # cores explains isn't the link's.
+    ranks = 1.0 if kind == INTRA else 0.5
+    one_way, exchange = (crowding(cluster, times * ranks)[1] for times in (1, 2))
     rate = rates[0] * one_way
     # The rate of an exchange over the link's own is `of_each_way(duplex)`.
     duplex = float(np.clip(rates[1] * exchange / (rate * of_each_way(1.0)), 1.0, 2.0))
-    cluster = replace(
-        cluster,
-        intra_bytes_per_s=rate,
-        inter_bytes_per_s=rate,
-        intra_latency_s=float(np.mean(intercepts)),
-        inter_latency_s=float(np.mean(intercepts)),
-        duplex=duplex,
-    )
-    if num_ranks > 2:
-        num_bytes, seconds = np.array(measured["everybody"]).T
-        others = num_ranks - 1
-        alone_s = others * num_bytes / rate
-        flowing_s = both_ways_s(cluster, alone_s, alone_s) * crowding(cluster, num_ranks)[1]
-        predicted = 2 * others * message + cluster.intra_latency_s + flowing_s
-        residuals.append(_residual("all to all, not fitted", predicted, seconds))
-    return cluster, residuals
+    return (rate, float(np.mean(intercepts)), duplex), residuals
+
+
+def _start_and_slope(num_bytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Seconds of a message before its bytes flow, and of each byte.
+
+    The slope is that of the large ones, which decide: what lies on the way (sockets, caches, shapers) takes the first
+    part of a message faster than the link goes, so that a line through all of them would promise too high a rate. What
+    the smallest one takes is then the start.
+    """
+    large = num_bytes >= LARGE
+    terms = np.stack([np.ones(np.count_nonzero(large)), num_bytes[large]], axis=1) / seconds[large, None]
+    slow = max(float(np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0][1]), 1e-15)
+    least = num_bytes.argmin()
+    return max(float(seconds[least] - num_bytes[least] * slow), 0.0), slow
+
+
+def _cards(alone_s: float, together_s: float, ranks_per_node: int, cluster: Cluster) -> int | None:
+    """Network cards of a node, by how many times one rank's rate all its ranks together reach; None: one each.
+
+    A number that divides the ranks, the nearest by ratio: real machines' do.
+    """
+    alone, together = (crowding(cluster, ranks)[1] for ranks in (1, ranks_per_node))
+    reached = ranks_per_node * (alone_s / alone) / (together_s / together)
+    divisors = [count for count in range(1, ranks_per_node + 1) if ranks_per_node % count == 0]
+    nearest = min(divisors, key=lambda count: abs(np.log(count / reached)))
+    return None if nearest == ranks_per_node else nearest
+
+
+def _everybody_s(num_bytes: np.ndarray, num_ranks: int, ranks_per_node: int, cluster: Cluster) -> np.ndarray:
+    """Seconds in which each rank sends each other one a message, whose ports inside and out work side by side."""
+    inside = ranks_per_node - 1
+    outside = num_ranks - 1 - inside
+    a_card = ranks_per_node / (cluster.num_nics or ranks_per_node)
+    alone_s = num_bytes * max(inside / cluster.intra_bytes_per_s, outside * a_card / cluster.inter_bytes_per_s)
+    flowing_s = both_ways_s(cluster, alone_s, alone_s) * crowding(cluster, ranks_per_node)[1]
+    latency_s = cluster.inter_latency_s if outside else cluster.intra_latency_s
+    return 2 * (num_ranks - 1) * cluster.message_overhead_s + latency_s + flowing_s
 
 
 def _residual(what: str, predicted: np.ndarray, seconds: np.ndarray) -> Residual:

@@ -1,16 +1,14 @@
 """Measure: microbenchmarks of attention kernels, of memory and of links, several turns each.
 
 Kernels are called as the executor calls them, on slices of a few plain shapes: rectangles, causal squares, bands, and
-many small pieces, even and ragged. Messages go through the executor's own transport. On a CPU the time of kernels is
-the thread's own processor time, so that other work on the machine doesn't count, and on a GPU that between two events;
-the median turn counts. Messages can't be told from the machine's other work that way; of them the fastest turn counts.
+many small pieces, even and ragged. On a CPU their time is the thread's own processor time, so that other work on the
+machine doesn't count, and on a GPU that between two events; the median turn counts. Links: see `hsap.bench.links`.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,13 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hsap.bench.links import measure_links
 from hsap.ir.heads import HeadRun, HeadShape
 from hsap.ir.precision import Precision
 from hsap.ir.slice import canonical, slices
 from hsap.runtime.kernels import Work, select_kernel
 from hsap.runtime.kernels.merge import merge
 from hsap.runtime.memory import TORCH_DTYPES
-from hsap.runtime.transport import Distributed
 
 ROWS = (8, 32, 128, 256, 512, 1024, 2048)
 COLS = (16, 128, 1024)
@@ -32,10 +30,6 @@ FAR = 1 << 40
 MEMORY_ROWS = (64, 512, 2048)
 TURNED_OVER = 48 << 20
 """Bytes of which each call touches others: what a plan moves was seldom just touched."""
-MESSAGES = (4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20)
-"""Bytes of the messages that are sent back and forth."""
-MANY = (1, 2, 4, 8)
-"""Messages that one launch starts."""
 
 
 def shapes() -> Iterator[tuple[str, list[tuple[int, ...]]]]:
@@ -54,16 +48,15 @@ def shapes() -> Iterator[tuple[str, list[tuple[int, ...]]]]:
         yield "ragged", [(start, end, start, end, -FAR, 0) for start, end in itertools.pairwise(ends)]
 
 
-def measure(rank: int, device: str, heads: HeadShape, turns: int) -> dict:
+def measure(rank: int, device: str, heads: HeadShape, turns: int, ranks_per_node: int) -> dict:
     """Measure everything on one rank of several, all at the same time; JSON values.
 
-    kernels: [kind, direction, slices, seconds]. memory: [what, rows, seconds]. matmul: FLOP/s. hops, exchanges and
-    everybody: [bytes, seconds] of a message one way, of one each way between two ranks, of one from each to each.
-    launches: [messages, seconds] of the launching thread. message_cores: cores that a flowing message keeps busy.
+    kernels: [kind, direction, slices, seconds]. memory: [what, rows, seconds]. matmul: FLOP/s. With several ranks also
+    what `measure_links` says.
     """
     out = {"matmul": _matmul(device, heads, turns), "kernels": _kernels(device, heads, turns)}
     out["memory"] = _memory(device, heads, turns)
-    return out | (_links(rank, device, turns) if dist.get_world_size() > 1 else {})
+    return out | (measure_links(rank, device, turns, ranks_per_node) if dist.get_world_size() > 1 else {})
 
 
 def _seconds(device: str, turns: int, call: Callable[[], object]) -> float:
@@ -153,90 +146,6 @@ def _reordered(source: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     target[:, :half].copy_(scratch)
     target[:, half:].copy_(source[:, half:])
     return target
-
-
-def _links(rank: int, device: str, turns: int) -> dict:
-    links = _Links(rank, device)
-    out: dict = {"hops": [], "exchanges": [], "everybody": [], "launches": []}
-    for num_bytes in MESSAGES:
-        times = max(3, min(20, (8 << 20) // num_bytes))
-        for name, how in (("hops", links.hop), ("exchanges", links.exchange), ("everybody", links.everybody)):
-            out[name].append([num_bytes, min(how(num_bytes, times) for _ in range(turns))])
-    for count in MANY:
-        out["launches"].append([count, min(links.launch(count) for _ in range(4 * turns))])
-    return out | {"message_cores": links.cores_of_a_message()}
-
-
-class _Links:
-    """Rounds of messages among all ranks. Ranks that a round doesn't need wait for the others in `dist.barrier`."""
-
-    def __init__(self, rank: int, device: str) -> None:
-        self.rank, self.device, self.num_ranks = rank, device, dist.get_world_size()
-        self.transport, self.round = Distributed(), 0
-
-    def _messages(self, num_bytes: int, peers: list[int]) -> list[tuple[int, torch.Tensor]]:
-        return [(peer, torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)) for peer in peers]
-
-    def _go(self, sends: list, receives: list) -> None:
-        self.transport.launch(self.round, sends, receives)
-        self.transport.wait(self.round)
-        self.round += 1
-        if self.device != "cpu":
-            torch.cuda.synchronize()
-
-    def hop(self, num_bytes: int, times: int) -> float:
-        """Seconds of one way, of a message that goes back and forth between ranks 0 and 1."""
-        there = self._messages(num_bytes, [1 - self.rank] if self.rank < 2 else [])
-        dist.barrier()
-        both = [(there, []), ([], there)]
-        seconds = [np.inf]
-        for _ in range(times if there else 0):
-            start = time.perf_counter()
-            for sends, receives in both if self.rank == 0 else both[::-1]:
-                self._go(sends, receives)
-            seconds.append((time.perf_counter() - start) / 2)
-        dist.barrier()
-        return min(seconds)
-
-    def exchange(self, num_bytes: int, times: int) -> float:
-        """Seconds in which ranks 0 and 1 send each other a message."""
-        return self._everyone(num_bytes, times, [1 - self.rank] if self.rank < 2 else [])
-
-    def everybody(self, num_bytes: int, times: int) -> float:
-        """Seconds in which each rank sends each other one a message."""
-        return self._everyone(num_bytes, times, [r for r in range(self.num_ranks) if r != self.rank])
-
-    def _everyone(self, num_bytes: int, times: int, peers: list[int]) -> float:
-        out, back = self._messages(num_bytes, peers), self._messages(num_bytes, peers)
-        dist.barrier()
-        seconds = [np.inf]
-        for _ in range(times if peers else 0):
-            start = time.perf_counter()
-            self._go(out, back)
-            seconds.append(time.perf_counter() - start)
-        dist.barrier()
-        return min(seconds)
-
-    def launch(self, count: int) -> float:
-        """Seconds of the thread that launches `count` messages and later waits for them; ranks 0 and 1."""
-        there = self._messages(8, [1 - self.rank] * count if self.rank < 2 else [])
-        dist.barrier()
-        start = time.thread_time()
-        self._go(*((there, []) if self.rank == 0 else ([], there)))
-        return time.thread_time() - start
-
-    def cores_of_a_message(self) -> float:
-        """Cores that this rank keeps busy while large messages go back and forth."""
-        if self.device != "cpu":
-            return 0.0
-        start, wall = _cpu_seconds(), time.perf_counter()
-        self.hop(MESSAGES[-1], 6)
-        return (_cpu_seconds() - start) / (time.perf_counter() - wall)
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def num_cores() -> int:

@@ -1,6 +1,7 @@
 """Processes: ranks of a bench, each a process with one thread of computation, none of which outlives the bench.
 
-A rank can be put into a network namespace of its own, where gloo finds only that one's interfaces: an emulated node.
+A rank can be put into a network namespace of its own, where gloo finds only that one's interfaces, and on cores of its
+own: an emulated node. Ranks that a launcher started on several machines are joined instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,15 +23,65 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from hsap.ir.check import Refused
+
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Where a rank lives. namespace: path of a network namespace; interface: the one that gloo listens on there."""
+    """Where a rank lives. namespace: path of a network namespace; interface: the one that gloo listens on there.
+
+    cores: those that it may run on (empty: all that the bench may).
+    """
 
     namespace: str
     interface: str
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a launcher (torchrun, DeepSpeed's) told this process of its place among the ranks that it started."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    ranks_per_node: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Launched | None:
+        """Read the launcher's variables; None where there are none, or for one rank alone. ValueError: no numbers."""
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            return None
+        names = {name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        # DeepSpeed's launcher over MPI calls it LOCAL_SIZE.
+        names["LOCAL_WORLD_SIZE"] = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environment else "LOCAL_SIZE"
+        try:
+            rank, num_ranks = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+            per_node = int(environment.get(names["LOCAL_WORLD_SIZE"], num_ranks))
+            local_rank = int(environment.get("LOCAL_RANK", rank % max(per_node, 1)))
+        except ValueError:
+            given = ", ".join(f"{name}={environment.get(name)}" for name in names.values())
+            raise Refused(f"launcher: {given}: these must be numbers; unset RANK where none started this") from None
+        if not 0 <= rank < num_ranks or per_node < 1 or num_ranks % per_node:
+            raise Refused(
+                f"launcher: RANK={rank}, WORLD_SIZE={num_ranks} and {per_node} ranks on this node can't be: start "
+                "equally many ranks on every node, as torchrun does with --nnodes and --nproc-per-node"
+            )
+        return cls(rank, num_ranks, local_rank, per_node) if num_ranks > 1 else None
+
+    @contextmanager
+    def joined(self, backend: str) -> Iterator[None]:
+        """Be one of the ranks: the process group that the launcher's variables describe."""
+        torch.set_num_threads(1)
+        if backend == "nccl":
+            torch.cuda.set_device(self.local_rank)
+        dist.init_process_group(backend, timeout=timedelta(seconds=1800))
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def run_ranks(
@@ -87,6 +138,8 @@ def _rank(
     if backend == "gloo":
         os.environ["DS_ACCELERATOR"] = "cpu"  # so that DeepSpeed needn't look for one, and say so
     if inside is not None:
+        if inside[rank].cores:
+            os.sched_setaffinity(0, inside[rank].cores)
         enter(inside[rank].namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = inside[rank].interface
     if backend == "nccl":
@@ -115,6 +168,15 @@ def enter(namespace: str) -> None:
         if libc.setns(file.fileno(), CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, f"can't enter {namespace}: {os.strerror(number)}")
+
+
+def told_to_first(value: object, what: str) -> list | None:
+    """Collect a JSON value from every rank: by rank on rank 0, None on the others. what: a name, used once."""
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    store.set(f"{what}/{rank}", json.dumps(value))
+    out = [json.loads(store.get(f"{what}/{r}")) for r in range(dist.get_world_size())] if rank == 0 else None
+    dist.barrier()
+    return out
 
 
 def connect() -> None:

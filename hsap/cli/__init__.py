@@ -36,7 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one paragraph what is wrong, without the usage before it."""
+    """Says in one paragraph what is wrong, without the usage before it, and names the help of the command meant."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuse here what no flag takes: argparse would hand it to the outermost parser, which has another help."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return namespace, rest
 
     def error(self, message: str):
         self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -1,11 +1,13 @@
-"""`hsap bench`: measure this machine, or set the simulator beside what the papers measured."""
+"""`hsap bench`: measure this machine or cluster, or set the simulator beside what the papers measured."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hsap.cli import datasets
 from hsap.cli.exit import OK
@@ -14,6 +16,9 @@ from hsap.cli.problem import named
 from hsap.ir.check import one_of, whole
 from hsap.ir.heads import HeadShape
 
+if TYPE_CHECKING:
+    from hsap.bench.calibrate import Calibration
+
 PAPER_TABLES = ("2", "3", "4", "5", "dcp13", "dcp14")
 """Those of `hsap.bench.paper.TABLES`, which isn't loaded to print help."""
 MAX_SEEDS = 1000
@@ -21,7 +26,7 @@ MAX_SEEDS = 1000
 
 def add_to(commands) -> None:
     """Add the command to the parser's."""
-    bench = commands.add_parser("bench", help="measure this machine, or simulate what papers measured")
+    bench = commands.add_parser("bench", help="measure this machine or cluster, or simulate what papers measured")
     what = bench.add_subparsers(dest="what", required=True, metavar="WHAT")
     _add_calibrate(what)
     _add_paper(what)
@@ -29,10 +34,16 @@ def add_to(commands) -> None:
 
 def _add_calibrate(what) -> None:
     command = what.add_parser(
-        "calibrate", help="time kernels, memory and messages, and write the cluster that `--cluster FILE.yaml` reads"
+        "calibrate",
+        help="time kernels, memory and messages, and write the cluster that `--cluster FILE.yaml` reads",
+        description="Time kernels, memory and messages of this machine, and write the cluster that --cluster reads. "
+        "Started by torchrun or DeepSpeed's launcher on all nodes of a cluster, it measures links inside nodes and the "
+        "network between them with the ranks that these started, and rank 0 writes.",
     )
     command.add_argument("-o", "--out", metavar="FILE.yaml", help="where to write it (default: print it only)")
-    command.add_argument("--ranks", type=int, default=2, metavar="N", help="processes, of one thread each (default 2)")
+    command.add_argument(
+        "--ranks", type=int, metavar="N", help="processes, of one thread each (default 2, or those of the launcher)"
+    )
     command.add_argument("--device", metavar="NAME", help="cpu or cuda (default: cuda where there is one)")
     command.add_argument("--heads", metavar="Q:KV:DIM", help="default 8:2:64 on CPUs, 32:8:128 on GPUs")
     command.add_argument("--dtype", metavar="NAME", help="of q, k, v (default fp32 on CPUs, bf16 on GPUs)")
@@ -75,33 +86,54 @@ def _paper(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    if arguments.out is not None:
-        if not arguments.out.endswith((".yaml", ".yml")):
-            raise ValueError(f"--out {arguments.out}: --cluster takes files that end with .yaml; give such a name")
-        check_writable("--out", arguments.out)
+    if arguments.out is not None and not arguments.out.endswith((".yaml", ".yml")):
+        raise ValueError(f"--out {arguments.out}: --cluster takes files that end with .yaml; give such a name")
     # torch, and processes: only here.
-    from hsap.bench.calibrate import HEADS, calibrate
+    from torch.cuda import is_available
 
+    from hsap.bench.calibrate import HEADS, calibrate, calibrate_launched
+    from hsap.bench.processes import Launched
+
+    launched = Launched.of(os.environ)
+    if arguments.out is not None and (launched is None or launched.rank == 0):
+        check_writable("--out", arguments.out)
     heads = None
     if arguments.heads is not None or arguments.dtype is not None:
-        usual = HEADS["cuda" if arguments.device == "cuda" else "cpu"]
+        if arguments.device is not None:
+            one_of("--device: unknown device", arguments.device, HEADS, "devices")
+        usual = HEADS[arguments.device or ("cuda" if is_available() else "cpu")]
         text = arguments.heads or f"{usual.num_q_heads}:{usual.num_kv_heads}:{usual.head_dim}"
         heads = named("--heads, --dtype", HeadShape.parse, text, arguments.dtype or usual.dtype)
     name = Path(arguments.out).stem if arguments.out else "here"
-    found = calibrate(arguments.ranks, arguments.device, heads, arguments.turns, name)
-    if arguments.out is not None:
-        found.save(arguments.out)
-    if arguments.json:
+    more = (arguments.device, heads, arguments.turns, name)
+    if launched is None:
+        found = calibrate(2 if arguments.ranks is None else arguments.ranks, *more)
+    else:
+        if arguments.ranks not in (None, launched.num_ranks):
+            raise ValueError(
+                f"--ranks {arguments.ranks}: a launcher started {launched.num_ranks} ranks (WORLD_SIZE), and these "
+                "are measured; leave --ranks out, or have the launcher start as many"
+            )
+        found = calibrate_launched(launched, *more)
+    if found is not None:
+        _tell(found, arguments.out, arguments.json)
+    return OK
+
+
+def _tell(found: Calibration, out: str | None, as_json: bool) -> None:
+    """Write and print what was found."""
+    if out is not None:
+        found.save(out)
+    if as_json:
         residuals = {residual.what: residual.errors for residual in found.residuals}
-        print(json.dumps({"cluster": found.cluster.to_json(), "residuals": residuals}))
-        return OK
-    print(found.head)
+        print(json.dumps({"cluster": found.cluster.to_json(), "links": found.links, "residuals": residuals}))
+        return
+    print(f"{found.head}\n{found.links}")
     for field in dataclasses.fields(found.cluster):
         print(f"  {field.name:<24} {_shown(getattr(found.cluster, field.name))}")
     print("\n" + found.table())
-    if arguments.out is not None:
-        print(f"\n{arguments.out}: give it as --cluster {arguments.out}")
-    return OK
+    if out is not None:
+        print(f"\n{out}: give it as --cluster {out}")
 
 
 def _shown(value: object) -> str:

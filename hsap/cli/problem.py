@@ -97,7 +97,8 @@ def read_batches(file: str, flag: str) -> tuple[list[Layout], bool]:
     """Read a file of document lengths: the batches, and whether they came as a list of batches."""
     path = f"{flag} {file}"
     try:
-        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        # Some editors begin a file with a mark of its encoding; YAML's reader knows it too.
+        data = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; check the path") from None
     except (ValueError, RecursionError) as error:

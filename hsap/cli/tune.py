@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from hsap import clusters
@@ -51,23 +52,30 @@ def add_to(commands) -> None:
 
 def _tune(arguments: argparse.Namespace) -> int:
     # The search brings numba, which takes longer to import than all else that a command needs.
+    from hsap.planners import usual
     from hsap.tune import experiment, measure, search, table
 
     if arguments.out is not None:
         _needs(PROJECT / "configs" / "experiment", f"-o {arguments.out}", "writes to it", "take figures from --json")
-        experiment.path_of(PROJECT / "configs", arguments.out)
+        named("-o", experiment.path_of, PROJECT / "configs", arguments.out)
     if arguments.overrides and not arguments.measure:
         raise Refused(f"{arguments.overrides[0]}: settings of train.py are for --measure; add it, or leave them out")
     if arguments.measure:
         _needs(PROJECT / "train.py", "--measure", "runs it", "leave it out")
     job, top = _job(arguments), whole("--top", arguments.top)
-    planners = [name.strip() for name in arguments.planners.split(",")] if arguments.planners is not None else None
-    found = search.tune(job, planners, top)
+    if arguments.measure:
+        named("--measure, --nodes", measure.check_measurable, job)
+    planners = None
+    if arguments.planners is not None:
+        planners = named("--planners", usual, [name.strip() for name in arguments.planners.split(",")])
+    found = named("--model, --cluster, --nodes, --seq-len", search.tune, job, planners, top)
     measured = None
     if arguments.measure:
-        measured = {
-            i: measure.measure(PROJECT, job, row, arguments.overrides) for i, row in enumerate(found.rows[:MEASURED])
-        }
+        measured = {}
+        for i, row in enumerate(found.rows[:MEASURED]):
+            if sys.stderr.isatty():
+                print(f"hsap tune: trial {i + 1} of {min(MEASURED, len(found.rows))}", file=sys.stderr, flush=True)
+            measured[i] = measure.measure(PROJECT, job, row, arguments.overrides)
     print(json.dumps(table.figures(found, measured)) if arguments.json else table.text(found, measured))
     if arguments.out is not None:
         path = experiment.write(PROJECT / "configs", arguments.out, job, found.rows[0])
@@ -98,12 +106,16 @@ def _job(arguments: argparse.Namespace):
     cluster = cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
     seq_len = whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
     tokens = max(GLOBAL_TOKENS, seq_len) if arguments.global_batch_tokens is None else arguments.global_batch_tokens
-    packs = packs_per_step(whole("--global-batch-tokens", tokens), seq_len)
+    packs = named("--global-batch-tokens, --seq-len", packs_per_step, whole("--global-batch-tokens", tokens), seq_len)
     dtype = arguments.dtype or ("fp32" if cluster.is_host else "bf16")
     # A trial's corpus is written to a file, and every rank reads it.
     drawn = min((measure.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
-    lengths = _lengths(arguments.data, drawn, arguments.seed)
-    return Job(arguments.model, _model(arguments.model), cluster, lengths, seq_len, packs, dtype, arguments.seed)
+    seed = whole("--seed", arguments.seed, 0, datasets.MAX_SEED)
+    lengths = _lengths(arguments.data, drawn, seed)
+    shape = _model(arguments.model)
+    return named(
+        "--nodes, --ranks-per-node", Job, arguments.model, shape, cluster, lengths, seq_len, packs, dtype, seed
+    )
 
 
 def _model(name: str):

@@ -19,8 +19,8 @@ import numpy as np
 
 from hsap.compiler.messages import messages, packed
 from hsap.compiler.order import IS_OF_QUERIES
-from hsap.compiler.rounds import rounds_of
-from hsap.compiler.trays import IS_RESULT, NEVER, SIDES, SpanTable, Trays, lay_out
+from hsap.compiler.travel import Travel
+from hsap.compiler.trays import IS_RESULT, NEVER, SIDES, SpanTable, Trays
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
@@ -133,23 +133,22 @@ def lower(
     table: the span table, to which trays add their rows. transfers: inputs and results that travel, as `order` gives
     them. resharded: whether AllToAll stands between the ranks' tensors and the column's (intra_sp > 1).
     """
-    moved = Transfers.join(*transfers)
+    first_round = len(INPUTS[direction])
+    travel = Travel.of(table, transfers, direction, num_ranks, num_groups, first_round)
+    moved, rounds = travel.moved, travel.rounds
     first_stage = int(moved.stage.min(initial=0)) - 1
     last_stage = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0))) + 1
-    first_round = len(INPUTS[direction])
-    rounds = rounds_of(moved, num_ranks, first_round)
     buffers, code = _Buffers(), _Code()
     ends = _Ends(buffers, code, np.arange(num_ranks), resharded)
     homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
     homes |= {role: buffers.add(role, Space.ARENA, 1, ends.ranks, NO_ROWS, ALL) for role in OUTPUTS[direction]}
-    trays, table = lay_out(table, num_ranks, num_groups, direction, moved)
-    places = _Places(buffers, table.shards, trays, homes, direction)
-    _exchange(buffers, code, places, moved, rounds, direction)
+    places = _Places(buffers, travel.table.shards, travel.trays, homes, direction)
+    _exchange(buffers, code, places, travel, direction)
     index = _compute(code, places, schedule, direction)
     _launch(code, moved, rounds, num_ranks)
     for i, role in enumerate(OUTPUTS[direction]):
         ends.leave(role, homes[role], last_stage, int(rounds.max(initial=first_round - 1)) + 1 + i)
-    return Draft(buffers.table(), code.streams(), index, table)
+    return Draft(buffers.table(), code.streams(), index, travel.table)
 
 
 class _Ends:
@@ -202,10 +201,6 @@ class _Places:
         rows = self.trays.rows[tray].T
         return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.group[tray])
 
-    def find(self, role, rank, shard, group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """See `Trays.find`."""
-        return self.trays.find(self.shards, role, rank, shard, group)
-
     def buffer(self, role, place: np.ndarray) -> np.ndarray:
         """Buffer of a role in each place."""
         found = self.buffers[role, place]
@@ -218,18 +213,17 @@ def named_group(group: np.ndarray, num_groups: int) -> np.ndarray:
     return group if num_groups > 1 else np.full(len(group), ALL)
 
 
-def _exchange(buffers, code, places: _Places, moved: Transfers, rounds: np.ndarray, direction: str) -> None:
+def _exchange(buffers, code, places: _Places, travel: Travel, direction: str) -> None:
     """Send rows from where they are (home, or a tray of a rank that got them before) to where they are needed.
 
     Messages are joined to their rounds at both ends; equal pairs keep one order at both.
     """
-    num_groups = places.trays.num_groups
-    here, *rows = places.find(moved.role, moved.src, moved.shard, moved.group)
-    there, *to_rows = places.find(moved.role, moved.dst, moved.shard, moved.group)
-    source, target = places.buffer(moved.role, here), places.buffer(moved.role, there)
+    moved, num_groups = travel.moved, places.trays.num_groups
+    source, target = places.buffer(moved.role, travel.here), places.buffer(moved.role, travel.there)
     if num_groups > 1:
-        _pack(buffers, code, places.shards, moved, source, np.flatnonzero(here < places.num_ranks))
-    m = messages(moved, named_group(moved.group, num_groups), rounds, source, target, rows, to_rows)
+        _pack(buffers, code, places.shards, moved, source, np.flatnonzero(travel.here < places.num_ranks))
+    group = named_group(moved.group, num_groups)
+    m = messages(moved, group, travel.rounds, source, target, travel.rows, travel.to_rows)
     for role in OUTPUTS[direction]:
         _return(buffers, code, places, role, m)
     for op, place, (at, rank, peer, first, stop) in (

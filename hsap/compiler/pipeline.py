@@ -80,11 +80,7 @@ def _compile(
     run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
 ) -> tuple[Programs, Schedule, SpanTable]:
     """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small."""
-    transfers = run(order, strategy.shards, schedule, direction)
-    if strategy.relay:
-        nodes = problem.node_of[:: problem.topology.intra_sp]
-        transfers = run(relay, strategy.shards, schedule, transfers, problem.heads, nodes)
-    for made, routed in _ever_smaller(run, schedule, transfers, strategy.ahead):
+    for made, routed in routes(problem, strategy, schedule, direction, run):
         programs, grown = _emit(run, problem, strategy, made, routed, direction, table, rows)
         if problem.arena_multiple is None:
             break
@@ -96,12 +92,20 @@ def _compile(
     return programs, made, grown
 
 
-def _ever_smaller(
-    run: Callable, schedule: Schedule, transfers, ahead: int
+def routes(
+    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, run: Callable = _plainly
 ) -> Iterator[tuple[Schedule, tuple[Transfers, Transfers]]]:
-    """Give the same work with less and less under way at once."""
-    if ahead:
-        yield schedule, run(prefetch, transfers, ahead)
+    """Give what travels when for one mask and direction: as the strategy wants it, then with ever less under way.
+
+    problem: of the shape that the strategy is for. Gives schedules with their inputs and results that travel; later
+    ones are made when they are asked for. run: calls a pass.
+    """
+    transfers = run(order, strategy.shards, schedule, direction)
+    if strategy.relay:
+        nodes = problem.node_of[:: problem.topology.intra_sp]
+        transfers = run(relay, strategy.shards, schedule, transfers, problem.heads, nodes)
+    if strategy.ahead:
+        yield schedule, run(prefetch, transfers, strategy.ahead)
     yield schedule, transfers
     yield run(without_overlap, schedule, transfers)
 

@@ -22,6 +22,7 @@ import zlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -287,21 +288,29 @@ def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1
 
 def deal_all(packs: Sequence[Pack], dp_size: int, micro_packs: int = 1) -> list[list[list[Pack]]]:
     """Deal the packs of a step as `deal` does: the micro-batches of every data-parallel rank."""
-    check_dealing(len(packs), dp_size, micro_packs)
-    areas = [pack_area(pack) for pack in packs]
-    descending = sorted(range(len(packs)), key=lambda index: (-areas[index], index))
+    dealt = deal_by_area([pack_area(pack) for pack in packs], dp_size, micro_packs)
+    return [[[packs[index] for index in micro] for micro in mine] for mine in dealt.tolist()]
+
+
+def deal_by_area(areas: Sequence[int], dp_size: int, micro_packs: int = 1) -> np.ndarray:
+    """Deal packs of these areas as `deal` does: the index of each, int64 [dp_size, num_micro_steps, micro_packs]."""
+    check_dealing(len(areas), dp_size, micro_packs)
+    descending = sorted(range(len(areas)), key=lambda index: (-areas[index], index))
     loads = [0] * dp_size
-    dealt: list[list[list[Pack]]] = [[] for _ in range(dp_size)]
+    dealt: list[list[int]] = [[] for _ in range(dp_size)]
     round_packs = dp_size * micro_packs
-    for first in range(0, len(packs), round_packs):
-        hands: list[list[int]] = [[] for _ in range(dp_size)]
+    for first in range(0, len(areas), round_packs):
+        waiting = list(zip(loads, range(dp_size)))
+        heapify(waiting)
         for index in descending[first : first + round_packs]:
-            rank = min((rank for rank in range(dp_size) if len(hands[rank]) < micro_packs), key=loads.__getitem__)
-            hands[rank].append(index)
-            loads[rank] += areas[index]
-        for mine, hand in zip(dealt, hands):
-            mine.append([packs[index] for index in hand])
-    return dealt
+            load, rank = waiting[0]
+            dealt[rank].append(index)
+            loads[rank] = load + areas[index]
+            if len(dealt[rank]) * round_packs < (first + round_packs) * micro_packs:
+                heapreplace(waiting, (loads[rank], rank))
+            else:
+                heappop(waiting)
+    return np.array(dealt, np.int64).reshape(dp_size, -1, micro_packs)
 
 
 def check_dealing(packs_per_step: int, dp_size: int, micro_packs: int) -> None:

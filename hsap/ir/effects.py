@@ -8,7 +8,8 @@ import numpy as np
 
 from hsap.ir.plan import Plan
 from hsap.ir.precision import row_bytes
-from hsap.ir.program import OPERANDS, Op, Programs, Space
+from hsap.ir.program import OPERANDS, Op, Programs, Role, Space
+from hsap.ir.reshard import exchanged_bytes
 from hsap.ir.slice import area
 from hsap.ir.sort import order_of
 from hsap.ir.span import ranges, row_starts
@@ -140,19 +141,17 @@ def flows(plan: Plan, programs: Programs) -> Flows:
 
 def _exchanged(plan: Plan, programs: Programs) -> np.ndarray:
     """Messages of all AllToAlls, as `reshard` lays them out: int64 [4, n], the columns of `Flows`."""
-    at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)[:, None]
-    src = programs.rank[at]
-    intra = plan.topology.intra_sp
-    dst = src - src % intra + np.arange(intra)
+    at = np.flatnonzero(programs.op == Op.ALL_TO_ALL)
+    src, role, intra = programs.rank[at], programs.role[at], plan.topology.intra_sp
+    dst = (src - src % intra)[:, None] + np.arange(intra)
     to_column = programs.buffers.space[programs.buf[at, 1]] != Space.OUTPUT
-    shares = np.array(plan.problem.heads.shares(intra))
-    # Towards the column: own rows with the neighbour's heads. Back home: the neighbour's rows with own heads.
-    heads = shares[np.where(to_column, dst, src) % intra]
-    num_rows = plan.tokens_per_rank[np.where(to_column, src, dst)]
-    role = programs.role[at]
-    row, stat = row_bytes(plan.precision, role, Space.ARENA, False, heads, plan.problem.heads.head_dim)
-    table = np.stack(np.broadcast_arrays(at, src, dst, num_rows * (row + stat)))
-    return table[:, src != dst]
+    tokens, num_bytes = plan.tokens_per_rank.reshape(-1, intra), np.zeros(dst.shape, np.int64)
+    for kind in sorted(set(zip(role.tolist(), to_column.tolist()))):
+        mine = (role == kind[0]) & (to_column == kind[1])
+        sent = exchanged_bytes(Role(kind[0]), kind[1], plan.problem.heads, plan.precision, tokens)
+        num_bytes[mine] = sent.reshape(-1, intra)[src[mine]]
+    table = np.stack(np.broadcast_arrays(at[:, None], src[:, None], dst, num_bytes))
+    return table[:, src[:, None] != dst]
 
 
 def attended_pairs(programs: Programs, slices: np.ndarray) -> np.ndarray:

@@ -88,6 +88,20 @@ def scratch_bytes(
     return own_rows + own_heads - 2 * stays
 
 
+def exchanged_bytes(
+    role: Role, to_column: bool, heads: HeadShape, precision: Precision, tokens: np.ndarray
+) -> np.ndarray:
+    """Size what ranks send each other, as `reshard` lays it out: int64 [num_groups, intra_sp, intra_sp], 0 to itself.
+
+    tokens: int64 [num_groups, intra_sp], rows of each rank. Indices: group, who sends, who receives.
+    """
+    row = sum(_share_bytes(role, heads, precision, tokens.shape[1]))
+    out = tokens[:, :, None] * row if to_column else tokens[:, None, :] * row[:, None]
+    ranks = np.arange(tokens.shape[1])
+    out[:, ranks, ranks] = 0
+    return out
+
+
 def _share_bytes(role: Role, heads: HeadShape, precision: Precision, intra_sp: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of a row's elements and of its statistics, for the heads of each intra rank: int64 [intra_sp] each."""
     row, stat = unit_bytes(precision, heads.head_dim)[:, role + 1, Space.ARENA, 0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hsap.ir.check import Refused, instance, one_of, shown
@@ -31,6 +31,21 @@ from hsap.planners.usp import usp
 from hsap.planners.zigzag import zigzag
 
 
+def _pairs_of_chunks(documents: int, ranks: int) -> float:
+    """Every document in two chunks a rank, and all of them in pairs: 2^18 pairs take seconds."""
+    return documents * ranks * (2 * ranks + 1) / (1 << 18)
+
+
+def _proposals(documents: int, ranks: int) -> float:
+    """A search that knows every document on every rank: 100,000 of them take many seconds."""
+    return documents * ranks / 100_000
+
+
+def _little(documents: int, ranks: int) -> float:
+    """It never takes long."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Planner:
     """An entry of the table. plan: the function. paper: where it is from. summary: one line for people.
@@ -38,6 +53,9 @@ class Planner:
     whole_group: it plans all inter × intra ranks and may give them another shape, `Strategy.topology`.
     slow: it takes so long that `auto` tries it only when it is named. may_relay: it takes the option `relay`, false
     unless given; with relay=True the compiler routes all its rows, and each of them across a node border once.
+    usual: it is quick to plan and often quick to run, so that the tuner tries it where no planner is named.
+    effort: of so many documents on so many ranks of a column, above 1 where planning takes seconds or longer; the tuner
+    then leaves it out unless it is named.
     """
 
     plan: Callable[..., Strategy]
@@ -46,11 +64,18 @@ class Planner:
     whole_group: bool = False
     slow: bool = False
     may_relay: bool = False
+    usual: bool = False
+    effort: Callable[[int, int], float] = _little
 
 
 PLANNERS: dict[str, Planner] = {
     "ring": Planner(ring, "Ring Attention (Liu et al., 2023)", "contiguous shards, KV travels once around"),
-    "zigzag": Planner(zigzag, "Striped Attention (2023), TransformerEngine CP", "2N chunks a document, KV in a ring"),
+    "zigzag": Planner(
+        zigzag,
+        "Striped Attention (2023), TransformerEngine CP",
+        "2N chunks a document, KV in a ring",
+        effort=_pairs_of_chunks,
+    ),
     "distflash": Planner(
         distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
     ),
@@ -59,21 +84,34 @@ PLANNERS: dict[str, Planner] = {
         "The Llama 3 Herd of Models §3.3.2 (2024)",
         "2N chunks of the pack, needed KV gathered, then compute",
         may_relay=True,
+        usual=True,
     ),
     "flashcp": Planner(
         flashcp,
         "FlashCP (Wang et al., 2026)",
         "documents whole where balance allows, else in zigzag shards",
         may_relay=True,
+        usual=True,
     ),
     "magi": Planner(
-        magi, "MagiAttention (SandAI, 2025)", "equal chunks dealt by a min-heap, needed KV multicast", may_relay=True
+        magi,
+        "MagiAttention (SandAI, 2025)",
+        "equal chunks dealt by a min-heap, needed KV multicast",
+        may_relay=True,
+        usual=True,
     ),
     "mesh": Planner(
-        mesh, "Mesh-Attention (Chen et al., 2025)", "2-D tiles of the attention matrix, q and KV travel", may_relay=True
+        mesh,
+        "Mesh-Attention (Chen et al., 2025)",
+        "2-D tiles of the attention matrix, q and KV travel",
+        may_relay=True,
+        usual=True,
+        effort=_pairs_of_chunks,
     ),
-    "nested": Planner(nested, "ours", "node first, then rank, then tile; areas and tokens balanced"),
-    "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks"),
+    "nested": Planner(
+        nested, "ours", "node first, then rank, then tile; areas and tokens balanced", usual=True, effort=_proposals
+    ),
+    "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks", usual=True),
     "dcp": Planner(
         dcp,
         "DCP (Jiang et al., 2025)",
@@ -83,13 +121,19 @@ PLANNERS: dict[str, Planner] = {
     ),
     "usp": Planner(usp, "USP (Fang & Zhao, 2024)", "all-to-all over heads × the pack's zigzag ring", whole_group=True),
     "te": Planner(
-        te, "TransformerEngine a2a+p2p CP", "all-to-all over heads × each document's zigzag ring", whole_group=True
+        te,
+        "TransformerEngine a2a+p2p CP",
+        "all-to-all over heads × each document's zigzag ring",
+        whole_group=True,
+        effort=_pairs_of_chunks,
     ),
     "loongtrain": Planner(
         loongtrain,
         "LoongTrain (Gu et al., 2024)",
         "all-to-all over heads × two zigzag rings, one in the node",
         whole_group=True,
+        usual=True,
+        effort=_pairs_of_chunks,
     ),
     "basp": Planner(
         basp, "BASP (abstract only)", "each sequence of the micro-step on a group of its own", whole_group=True
@@ -97,6 +141,8 @@ PLANNERS: dict[str, Planner] = {
 }
 
 
+DEFAULT = "sap"
+"""The planner that is meant where none is named."""
 RELAY = "relay"
 AUTO = "auto"
 AUTO_SUMMARY = "whichever of its candidates the simulator says is fastest for the pack (slow ones only where named)"
@@ -116,6 +162,16 @@ def candidates(names: str | None = None) -> tuple[str, ...]:
     for name in wanted:
         one_of(f"planner {AUTO}: unknown candidate", name, PLANNERS, "planners")
     return tuple(name for name in PLANNERS if name in wanted)
+
+
+def usual(names: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Planners that the tuner tries: those that are named, each once, else the usual ones.
+
+    ValueError: an unknown name.
+    """
+    if names is None:
+        return tuple(name for name, planner in PLANNERS.items() if planner.usual)
+    return tuple(dict.fromkeys(one_of("planners: unknown name", name, PLANNERS, "planners") for name in names))
 
 
 def find(name: str) -> Planner:

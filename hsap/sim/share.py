@@ -38,10 +38,10 @@ def both_ways_s(cluster: Cluster, seconds: np.ndarray, against: np.ndarray) -> n
     return seconds + (1.0 / of_each_way(cluster.duplex) - 1.0) * np.minimum(seconds, against)
 
 
-def crowding(cluster: Cluster, ranks: int) -> tuple[float, float]:
+def crowding(cluster: Cluster, ranks: float) -> tuple[float, float]:
     """How many times longer things take where so many ranks of a host do the same: (to compute, to communicate).
 
-    A rank that communicates both sends and receives, which are two ends of messages.
+    A rank that communicates both sends and receives, which are two ends of messages; one that does either counts half.
     """
     if cluster.cores is None:
         return 1.0, 1.0

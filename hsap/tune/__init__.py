@@ -4,7 +4,8 @@
     memory       what a rank holds while it trains, item by item
     step         one optimizer step, ZeRO's traffic (collectives) and the optimizer among it
     choices      which shapes are legal, and in words why others aren't
-    search       all of them priced and ranked (job, setting: what is searched)
+    search       all of them priced and ranked (job, setting: what is searched; attention, fit: what of it takes how
+                 long, and fits; found: what comes of it)
     table, experiment, measure    what becomes of the best
 
 It needs no torch: shapes, lengths and a cluster's figures are enough.

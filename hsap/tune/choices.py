@@ -61,13 +61,13 @@ def shapes(job: Job, refusals: Refusals) -> Iterator[Shape]:
             refusals.add(
                 name,
                 f"every SP group needs a pack of its own in each step, and a step has {job.packs_per_step} packs of "
-                f"{job.seq_len:,} tokens; raise --global-batch-tokens or lower --seq-len",
+                f"{job.seq_len:,} tokens; raise global_batch_tokens or lower seq_len",
             )
         elif job.packs_per_step % dp:
             refusals.add(
                 name,
                 f"the {job.packs_per_step} packs of a step don't go round; make the step a multiple of so many packs "
-                "by --global-batch-tokens",
+                "by global_batch_tokens",
             )
         elif ranks > job.seq_len:
             refusals.add(name, f"SP groups of {ranks} ranks would be more ranks than a pack has tokens")

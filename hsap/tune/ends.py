@@ -10,7 +10,7 @@ from hsap.ir.block import Shards
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Op, Role, Space
-from hsap.ir.reshard import scratch_bytes
+from hsap.ir.reshard import exchanged_bytes, scratch_bytes
 from hsap.ir.schedule import INPUTS, OUTPUTS
 from hsap.sim.cost import moving_seconds, opening_row_seconds
 from hsap.sim.share import both_ways_s, crowding
@@ -94,10 +94,7 @@ class Ends:
     def _exchange_s(self, role: Role, to_column: bool) -> np.ndarray:
         """Seconds of the exchange of every rank, its ports one after another: float64 [inter_sp, intra_sp]."""
         problem, cluster, intra = self.problem, self.problem.cluster, self.problem.topology.intra_sp
-        row = self._row(role, Space.ARENA, False)
-        # [inter, source, destination]: own rows with the peer's heads, or the peer's rows with own heads.
-        sent = self.tokens[:, :, None] * row if to_column else self.tokens[:, None, :] * row[:, None]
-        sent = np.where(np.eye(intra, dtype=bool), 0, sent)
+        sent = exchanged_bytes(role, to_column, problem.heads, self._precision, self.tokens)
         nodes = problem.node_of.reshape(-1, intra)
         crosses = nodes[:, :, None] != nodes[:, None, :]
         ranks = np.arange(problem.num_ranks).reshape(-1, intra)

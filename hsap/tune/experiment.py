@@ -9,8 +9,8 @@ from pathlib import Path
 from hsap import clusters
 from hsap.ir.check import Refused
 from hsap.ir.cluster import Cluster
+from hsap.tune.found import Row
 from hsap.tune.job import Job
-from hsap.tune.search import Row
 from hsap.tune.setting import GIB
 
 
@@ -90,10 +90,10 @@ def write(folder: Path, name: str, job: Job, row: Row) -> Path:
 def path_of(folder: Path, name: str) -> Path:
     """Where an experiment goes; ValueError for a name that is none, and where another's would be lost."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-        raise Refused(f"-o {name!r}: an experiment's name is letters, digits, dots and dashes; choose another")
+        raise Refused(f"{name!r}: an experiment's name is letters, digits, dots and dashes; choose another")
     path = folder / "experiment" / f"{name.removesuffix('.yaml')}.yaml"
     if path.exists() and "By `hsap tune`" not in path.read_text(encoding="utf-8"):
-        raise Refused(f"-o {name}: {path} is there and wasn't written by hsap tune; choose another name")
+        raise Refused(f"{name}: {path} is there and wasn't written by hsap tune; choose another name")
     return path
 
 

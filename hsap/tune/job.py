@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from hsap.data.pack import Pack, PackStream, deal_all
-from hsap.ir.check import Refused, whole
+from hsap.data.pack import Pack, PackStream, deal_by_area, pack_area
+from hsap.ir.check import MAX_TOKENS, Refused, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import distinct_masks, mask_slices
+from hsap.ir.mask import Masks, distinct_masks, mask_slices
 from hsap.ir.problem import Cluster, Problem, Topology
-from hsap.ir.slice import area
+from hsap.ir.slice import Q0, area
 from hsap.models.config import ModelConfig
 
 WIRE_DTYPE = "fp32"
@@ -23,6 +23,16 @@ WIRE_DTYPE = "fp32"
 
 MAX_WORLD, MAX_PACKS = 1 << 17, 1 << 20
 """Most ranks, and packs of a step, whose ways of running are listed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Packs as columns: areas, float64 [n], visible pairs of attention, the mean over the model's layers; tokens and
+    documents, int64 [n]."""
+
+    areas: np.ndarray
+    tokens: np.ndarray
+    documents: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,9 @@ class Job:
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        whole("--seq-len", self.seq_len)
-        whole("the packs of a step", self.packs_per_step)
-        whole("the cluster's number of nodes", self.cluster.num_nodes)
+        whole("seq_len", self.seq_len)
+        whole("packs_per_step", self.packs_per_step)
+        whole("cluster.num_nodes", self.cluster.num_nodes)
         if self.world > MAX_WORLD:
             raise Refused(f"{self.world} ranks are more than the {MAX_WORLD} that are searched; use fewer nodes")
 
@@ -68,32 +78,39 @@ class Job:
         return next(PackStream(self.lengths, self.seq_len, self.packs_per_step, self.seed)).packs
 
     @cached_property
-    def areas(self) -> dict[Pack, float]:
-        """Visible pairs of each pack's attention, the mean over the model's layers."""
-        return {pack: self.area(self.layout([pack])) for pack in set(self.packs)}
-
-    def area(self, layout: Layout) -> float:
-        """Visible pairs of a batch, the mean over the model's layers."""
+    def loads(self) -> Loads:
+        """What each of `packs` is to attention and to the rest."""
+        number = {pack: i for i, pack in enumerate(dict.fromkeys(self.packs))}
+        documents = np.array([len(pack) for pack in number], np.int64)
+        lengths = np.array([piece.num_tokens for pack in number for piece in pack], np.int64)
+        tokens = np.add.reduceat(lengths, np.cumsum(documents) - documents)
         layers = [count for _, count in self.masks]
-        return float(np.average([area(mask_slices(layout, mask)).sum() for mask, _ in self.masks], weights=layers))
+        areas = np.average([_areas(lengths, documents, mask) for mask, _ in self.masks], axis=0, weights=layers)
+        which = np.array([number[pack] for pack in self.packs])
+        return Loads(areas[which], tokens[which], documents[which])
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a step."""
-        return sum(piece.num_tokens for pack in self.packs for piece in pack)
+        return int(self.loads.tokens.sum())
 
     @property
     def flops(self) -> float:
         """Model FLOPs of a step: 6 per weight and token, and attention's by the pairs that documents really show."""
-        return self.model.train_flops(self.tokens, sum(self.areas[pack] for pack in self.packs))
+        return self.model.train_flops(self.tokens, float(self.loads.areas.sum()))
 
     def layout(self, packs: Sequence[Pack]) -> Layout:
         """A micro-batch's documents."""
         return Layout.from_lengths([p.num_tokens for pack in packs for p in pack], [len(pack) for pack in packs])
 
-    def dealt(self, dp: int, micro_packs: int) -> list[list[tuple[Pack, ...]]]:
-        """The micro-batches of every SP group."""
-        return [[tuple(micro) for micro in group] for group in deal_all(self.packs, dp, micro_packs)]
+    def dealt(self, dp: int, micro_packs: int) -> np.ndarray:
+        """The micro-batches of every SP group: indices of `packs`, int64 [dp, num_micro_steps, micro_packs]."""
+        return deal_by_area(self._weights, dp, micro_packs)
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        """What packs are dealt by, which is training's own estimate of their attention."""
+        return [pack_area(pack) for pack in self.packs]
 
     def problem(self, packs: Sequence[Pack], topology: Topology, arena_multiple: float | None = None) -> Problem:
         """What a planner is asked for a micro-batch."""
@@ -105,12 +122,27 @@ def packs_per_step(global_batch_tokens: int, seq_len: int) -> int:
     """Packs that a step of so many tokens has; ValueError where not even one fits."""
     if global_batch_tokens < seq_len:
         raise Refused(
-            f"--global-batch-tokens {global_batch_tokens}: a step has less than one pack of --seq-len {seq_len} "
-            "tokens; raise the first or lower the second"
+            f"global_batch_tokens={global_batch_tokens}: a step has less than one pack of seq_len={seq_len} tokens; "
+            "raise the first or lower the second"
         )
     if global_batch_tokens // seq_len > MAX_PACKS:
         raise Refused(
-            f"--global-batch-tokens {global_batch_tokens}: more than {MAX_PACKS} packs of --seq-len {seq_len} tokens "
-            "in a step; lower the first or raise the second"
+            f"global_batch_tokens={global_batch_tokens}: more than {MAX_PACKS} packs of seq_len={seq_len} tokens in a "
+            "step; lower the first or raise the second"
         )
     return global_batch_tokens // seq_len
+
+
+def _areas(lengths: np.ndarray, documents: np.ndarray, mask: Masks) -> np.ndarray:
+    """Visible pairs of packs, as many at once as a layout may hold: int64 [n]. documents: of each pack."""
+    borders, ends = np.append(0, np.cumsum(documents)), np.append(0, np.cumsum(lengths))
+    out, first = np.zeros(len(documents), np.int64), 0
+    while first < len(documents):
+        last = int(np.searchsorted(ends[borders], ends[borders[first]] + MAX_TOKENS, side="right")) - 1
+        own = lengths[borders[first] : borders[last]]
+        table = mask_slices(Layout.from_lengths(own.tolist()), mask)
+        starts = ends[borders[first:last]] - ends[borders[first]]
+        pack = np.searchsorted(starts, table[:, Q0], side="right") - 1
+        np.add.at(out, first + pack, area(table))
+        first = last
+    return out

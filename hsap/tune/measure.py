@@ -5,35 +5,62 @@ They train on documents of the job's own lengths, whose tokens mean nothing, so 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hsap.ir.check import Refused
 from hsap.tune.experiment import chosen, overrides, spelled
+from hsap.tune.found import Row
 from hsap.tune.job import Job
-from hsap.tune.search import Row
 
 STEPS = 4
-LIMIT_S = 900
+LIMIT_S = 900.0
+ENDING_S = 60.0
+"""How long a trial that is ended may take to end its ranks, for which torch's agent takes half of it at most."""
+_PR_SET_PDEATHSIG = 1
 
 
-def measure(project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps: int = STEPS) -> float | str:
-    """Train a few steps at a row's setting: tokens/s of the middle step, the first left out; or why it failed.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a trial: tokens_per_s of the whole job, or None, and in words why it failed."""
 
-    project: folder of train.py. extra: more overrides. All ranks run on this machine.
+    tokens_per_s: float | None
+    failed: str | None = None
+
+
+def check_measurable(job: Job) -> None:
+    """Refuse, by ValueError, a job that one machine doesn't run."""
+    if job.cluster.num_nodes > 1:
+        raise Refused(
+            f"trials run on this machine alone, and the job is for {job.cluster.num_nodes} nodes; ask for one node"
+        )
+
+
+def measure(
+    project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps: int = STEPS, limit_s: float = LIMIT_S
+) -> Measured:
+    """Train a few steps at a row's setting: the middle step's tokens/s, the first left out; or why it failed.
+
+    project: folder of train.py. extra: more overrides. All ranks run on this machine, and are gone when this returns or
+    raises, as is all that they wrote.
     """
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory(prefix="hsap-trial-") as out:
         keys = overrides(job, row) | {
-            **chosen(job), "train.steps": steps, "train.eval_every": 0, "train.save_every": 0,
-            "train.tensorboard": "false", "out": f"{out}/run",
-            "data.path": f"{out}/documents.jsonl", "data.eval_path": None,
+            **chosen(job), "engine.device": "cpu" if job.cluster.is_host else "cuda",
+            "train.steps": steps, "train.eval_every": 0, "train.save_every": 0, "train.tensorboard": "false",
+            "out": f"{out}/run", "data.path": f"{out}/documents.jsonl", "data.eval_path": None,
         }  # fmt: skip
         _write_documents(Path(out) / "documents.jsonl", job)
         given = [override(key, value) for key, value in keys.items()]
@@ -41,18 +68,69 @@ def measure(project: Path, job: Job, row: Row, extra: Sequence[str] = (), steps:
         if row.setting.dp > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
                        f"--nproc-per-node={row.setting.world}"]  # fmt: skip
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} if keys["engine.device"] == "cpu" else dict(os.environ)
-        try:
-            done = subprocess.run([*python, str(project / "train.py"), *given, *extra], cwd=out, env=environment,
-                                  capture_output=True, text=True, timeout=LIMIT_S)  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return f"took more than {LIMIT_S} s"
-        if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
-            return (said or done.stderr.strip().splitlines() or ["failed without a word"])[-1]
-        lines = (Path(out) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} if job.cluster.is_host else dict(os.environ)
+        code = _run([*python, str(project / "train.py"), *given, *extra], Path(out), environment, limit_s)
+        if code is None:
+            return Measured(None, f"took more than {limit_s:g} s")
+        if code:
+            return Measured(None, _complaint((Path(out) / "said").read_text(encoding="utf-8", errors="replace")))
+        written = Path(out) / "run" / "metrics.jsonl"
+        lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
         rates = [json.loads(line)["tokens_per_s"] for line in lines]
-        return statistics.median(rates[1:] or rates)
+        if not rates:
+            return Measured(None, "it wrote no metrics where it was told to; leave out the override that moves them")
+        return Measured(statistics.median(rates[1:] or rates))
+
+
+def _run(command: Sequence[str], folder: Path, environment: dict[str, str], limit_s: float) -> int | None:
+    """Run a command in a folder: its exit code, None where it took too long. What it said is in the file `said`."""
+    # Into a file, not a pipe: whoever else holds a pipe's end keeps its reader waiting.
+    with (folder / "said").open("wb") as said, _terminated_politely():
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            preexec_fn=_ends_with_us(),
+        )  # fmt: skip
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            # Asked, torch's agent ends its ranks, which are in sessions of their own; killed, it leaves them behind.
+            process.terminate()
+            try:
+                process.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _ends_with_us():
+    """What a child does first: ask the kernel to be terminated when we end, however that is; on Linux, which can."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # before the fork, after which a library can't safely be loaded
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def _terminated_politely():
+    """Turn SIGTERM into an exception, so that what was begun is ended."""
+
+    def leave(*_):
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _complaint(said: str) -> str:
+    """The paragraph in which train.py says what is wrong, else the last line of what a failed trial said."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("train.py: ")]
+    return (told or lines or ["it failed without a word"])[-1].strip()
 
 
 def override(key: str, value: object) -> str:

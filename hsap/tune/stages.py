@@ -2,8 +2,8 @@
 
 A rank goes through the stages as `hsap.compiler.lower` lays them out: it packs what it sends, starts the stage's
 rounds, computes while they run, waits for them and folds in what arrived. So a stage takes it the longer of its blocks
-and its rounds, and a round begins when both ends are there. What is done is said by the compiler's own passes (`order`,
-`relay`, `prefetch`, `rounds`, `trays`, `messages`, and lower's fusing of blocks); streams, buffers and copies for every
+and its rounds, and a round begins when both ends are there. What is done is said by the compiler's own passes (the
+pipeline's `routes`, `travel`, `messages`, and lower's fusing of blocks); streams, buffers and copies for every
 intra rank are what is left out, so that 1,024 ranks are priced in the time of one column. Prices are the event clock's
 (`hsap.sim.cost`), a round at a time.
 
@@ -20,11 +20,9 @@ import numpy as np
 
 from hsap.compiler.lower import kernels
 from hsap.compiler.messages import messages, packed
-from hsap.compiler.order import order
-from hsap.compiler.prefetch import prefetch
-from hsap.compiler.relay import relay
-from hsap.compiler.rounds import rounds_of
-from hsap.compiler.trays import NEVER, SpanTable, Trays, lay_out
+from hsap.compiler.pipeline import routes
+from hsap.compiler.travel import Travel
+from hsap.compiler.trays import NEVER, SpanTable, Trays
 from hsap.ir.heads import HeadRun
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Cluster, Problem
@@ -113,25 +111,18 @@ class Laid:
 
 def _lay(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable) -> Laid:
     shards, inter, num_groups = strategy.shards, problem.topology.inter_sp, strategy.num_groups
-    transfers = order(shards, schedule, direction)
-    if strategy.relay:
-        nodes = problem.node_of[:: problem.topology.intra_sp]
-        transfers = relay(shards, schedule, transfers, problem.heads, nodes)
-    if strategy.ahead:
-        transfers = prefetch(transfers, strategy.ahead)
-    moved = Transfers.join(*transfers)
-    trays, table = lay_out(table, inter, num_groups, direction, moved)
-    here, *rows = trays.find(shards, moved.role, moved.src, moved.shard, moved.group)
-    there, *to_rows = trays.find(shards, moved.role, moved.dst, moved.shard, moved.group)
-    sent = messages(moved, moved.group, rounds_of(moved, inter, 0), here, there, rows, to_rows)
-    leaving_home = np.flatnonzero(here < inter) if num_groups > 1 else np.zeros(0, np.int64)
-    q, kv, lead, borders, index = kernels(shards, schedule, trays)
+    schedule, transfers = next(routes(problem, strategy, schedule, direction))
+    travel = Travel.of(table, transfers, direction, inter, num_groups)
+    moved = travel.moved
+    sent = messages(moved, moved.group, travel.rounds, travel.here, travel.there, travel.rows, travel.to_rows)
+    leaving_home = np.flatnonzero(travel.here < inter) if num_groups > 1 else np.zeros(0, np.int64)
+    q, kv, lead, borders, index = kernels(shards, schedule, travel.trays)
     owner = np.repeat(np.arange(len(lead)), np.diff(borders))
     work = Kernels.of(schedule.blocks.slices[index], owner, len(lead), problem.cluster)
     first = min(int(moved.stage.min(initial=0)), 0)
     last = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0)))
     home_tokens = np.bincount(shards.home, shards.tokens, inter).astype(np.int64)
-    return Laid(direction, schedule, num_groups, home_tokens, row_starts(table.spans), trays, sent,
+    return Laid(direction, schedule, num_groups, home_tokens, row_starts(travel.table.spans), travel.trays, sent,
                 _copies(shards, moved, leaving_home), q, kv, lead, work, first, last - first + 1)  # fmt: skip
 
 

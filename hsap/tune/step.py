@@ -9,8 +9,9 @@ counts only where it takes longer than the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Cluster
@@ -26,15 +27,27 @@ STEP_BYTES = 100
 """Bytes that clipping, AdamW and the new weights move per parameter, tensor operation by tensor operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class MicroStep:
-    """One micro-batch of one SP group. attention_s: (forward, backward) of a layer; tokens: of the fullest rank."""
-
-    attention_s: tuple[float, float]
-    tokens: int
+Column = float | np.ndarray
 
 
-def layer_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: int) -> float:
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroSteps:
+    """Micro-batches as columns: float64 [num_groups, n], those of each SP group a row, or a number for just one.
+
+    attention_s: (forward, backward) of a layer; tokens: of the fullest rank.
+    """
+
+    attention_s: tuple[Column, Column]
+    tokens: Column
+
+    @classmethod
+    def alike(cls, attention_s: tuple[float, float], tokens: int, num_groups: int = 1, count: int = 1) -> MicroSteps:
+        """Equal micro-batches, `count` of each group."""
+        forward, backward, tokens = (np.full((num_groups, count), each) for each in (*attention_s, tokens))
+        return cls((forward, backward), tokens)
+
+
+def layer_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: Column) -> Column:
     """Seconds of one layer's forward without attention, of `tokens` rows. Backward takes twice that."""
     e = DTYPE_BYTES[dtype]
     flops = 2 * model.layer_matmul_params * tokens
@@ -45,10 +58,10 @@ def layer_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: int) -> fl
     gate = 5 * e * model.ffn_dim
     num_bytes = (norms + rope + gate) * tokens
     work = flops / (cluster.flops_per_s * MATMUL_EFFICIENCY) + num_bytes / cluster.memory_bytes_per_s
-    return max(work, LAYER_KERNELS * cluster.kernel_overhead_s)
+    return np.maximum(work, LAYER_KERNELS * cluster.kernel_overhead_s)
 
 
-def ends_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: int) -> float:
+def ends_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: Column) -> Column:
     """Seconds of embedding, last norm, head and loss, forward and backward; the head makes its gradients in forward."""
     e, chunks = DTYPE_BYTES[dtype], -(-tokens // model.loss_chunk_tokens)
     head = model.vocab_size * model.hidden_dim
@@ -56,11 +69,11 @@ def ends_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: int) -> flo
     logits = (2 * e + 6 * 4) * model.vocab_size * tokens
     around = (8 * 4 + 6 * e) * model.hidden_dim * tokens + (2 * e + 8) * head * chunks + 2 * e * head
     work = flops / (cluster.flops_per_s * MATMUL_EFFICIENCY) + (logits + around) / cluster.memory_bytes_per_s
-    return max(work, 10 * (chunks + 2) * cluster.kernel_overhead_s)
+    return np.maximum(work, 10 * (chunks + 2) * cluster.kernel_overhead_s)
 
 
-def micro_s(model: ModelConfig, setting: Setting, cluster: Cluster, micro: MicroStep) -> float:
-    """Seconds of one micro-batch, forward and backward, without ZeRO's traffic."""
+def micro_s(model: ModelConfig, setting: Setting, cluster: Cluster, micro: MicroSteps) -> Column:
+    """Seconds of each micro-batch, forward and backward, without ZeRO's traffic."""
     passes = 4 if setting.checkpointing == "full" else 3
     around = passes * model.num_layers * layer_s(model, setting.dtype, cluster, micro.tokens)
     around += ends_s(model, setting.dtype, cluster, micro.tokens)
@@ -97,12 +110,10 @@ def _crowd(setting: Setting, cluster: Cluster) -> float:
     return crowding(cluster, min(cluster.ranks_per_node, setting.world))[0]
 
 
-def step_s(model: ModelConfig, setting: Setting, cluster: Cluster, groups: Sequence[Sequence[MicroStep]]) -> float:
-    """Seconds of one step. groups: the micro-batches of each SP group, equally many."""
-    times = [[micro_s(model, setting, cluster, micro) for micro in group] for group in groups]
-    if setting.zero_stage >= 2:
-        busy = sum(max(together) for together in zip(*times, strict=True))
-    else:
-        busy = max(sum(group) for group in times)
+def step_s(model: ModelConfig, setting: Setting, cluster: Cluster, micro: MicroSteps) -> float:
+    """Seconds of one step of these micro-batches."""
+    times = np.atleast_2d(micro_s(model, setting, cluster, micro))
+    # Groups meet in every micro-step, or at the step's end.
+    busy = times.max(axis=0).sum() if setting.zero_stage >= 2 else times.sum(axis=1).max()
     each, once = traffic_s(model, setting, cluster)
-    return busy + each * len(times[0]) + once + optimizer_s(model, setting, cluster)
+    return float(busy + each * times.shape[1] + once + optimizer_s(model, setting, cluster))

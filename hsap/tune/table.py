@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from hsap.ir.cluster import Cluster
-from hsap.tune.search import Found, Row
+from hsap.tune.found import Found, Row
+from hsap.tune.measure import Measured
 from hsap.tune.setting import GIB, TIGHT_SHARE, reserve_bytes
 
 TITLES = ("dp x topology", "planner", "ZeRO", "ckpt", "packs", "step", "tokens/s", "TFLOP/s", "attn", "GiB", "largest",
@@ -17,10 +18,10 @@ SHORT = {
 }  # fmt: skip
 
 
-def text(found: Found, measured: dict[int, float | str] | None = None) -> str:
-    """Lay out rows, what the columns mean, and what fell out and why. measured: tokens/s, or a complaint, by row."""
-    job = found.job
-    rows = [cells(job.cluster, row, measured and measured.get(i)) for i, row in enumerate(found.rows)]
+def text(found: Found, measured: dict[int, Measured] | None = None) -> str:
+    """Lay out rows, what the columns mean, and what fell out and why. measured: trials, by row."""
+    job, measured = found.job, measured or {}
+    rows = [cells(job.cluster, row, measured.get(i)) for i, row in enumerate(found.rows)]
     titles = TITLES + (("measured",) if measured else ())
     widths = [max([len(title), *(len(row[i]) for row in rows)]) for i, title in enumerate(titles)]
     lines = [
@@ -32,13 +33,21 @@ def text(found: Found, measured: dict[int, float | str] | None = None) -> str:
         "  ".join(f"{title:<{width}}" for title, width in zip(titles, widths)).rstrip(),
     ]
     lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+    failed = [f"{rows[i][0]}, {rows[i][1]}: {trial.failed}" for i, trial in measured.items() if trial.failed]
+    lines += _listed("Trials that failed:", failed)
     lines += ["", _LEGEND]
+    if measured:
+        lines.append("measured: tokens/s of a short run on this machine.")
     if found.bounded:
         lines.append(f"{found.bounded} more shapes can't be faster than these, however well planned: not planned.")
-    if reasons := found.refusals.lines():
-        lines += ["", "Not in the table:"]
-        lines += [textwrap.fill(line, 118, initial_indent="- ", subsequent_indent="  ") for line in reasons]
+    lines += _listed("Not in the table:", found.refusals.lines())
     return "\n".join(lines)
+
+
+def _listed(title: str, said: list[str]) -> list[str]:
+    """A list with its title, nothing where it is empty."""
+    lines = [textwrap.fill(line, 118, initial_indent="- ", subsequent_indent="  ") for line in said]
+    return ["", title, *lines] if lines else []
 
 
 _LEGEND = textwrap.fill(
@@ -53,8 +62,8 @@ _LEGEND = textwrap.fill(
 )
 
 
-def cells(cluster: Cluster, row: Row, measured: float | str | None = None) -> list[str]:
-    """A row's cells."""
+def cells(cluster: Cluster, row: Row, measured: Measured | None = None) -> list[str]:
+    """A row's cells, the last one what was measured."""
     s = row.setting
     largest = max((name for name in row.memory), key=row.memory.__getitem__)
     others = f"{row.others[0]} {_seconds(row.others[1])}" if row.others else "-"
@@ -64,10 +73,12 @@ def cells(cluster: Cluster, row: Row, measured: float | str | None = None) -> li
         f"{row.attention_s / row.step_s:.0%}", f"{row.needs_bytes / GIB:.1f}{'!' if is_tight(cluster, row) else ''}",
         f"{SHORT[largest]} {row.memory[largest] / GIB:.1f}", others,
     ]  # fmt: skip
-    return [*out, "" if measured is None else measured if isinstance(measured, str) else f"{measured:,.0f}"]
+    if measured is None:
+        return [*out, ""]
+    return [*out, "failed" if measured.tokens_per_s is None else f"{measured.tokens_per_s:,.0f}"]
 
 
-def figures(found: Found, measured: dict[int, float | str] | None = None) -> dict:
+def figures(found: Found, measured: dict[int, Measured] | None = None) -> dict:
     """The same as JSON values."""
     job = found.job
     return {
@@ -83,7 +94,7 @@ def figures(found: Found, measured: dict[int, float | str] | None = None) -> dic
         "flops": job.flops,
         "dtype": job.dtype,
         "rows": [
-            _row(job.cluster, row) | ({"measured": measured.get(i)} if measured else {})
+            _row(job.cluster, row) | (_measured(measured.get(i)) if measured else {})
             for i, row in enumerate(found.rows)
         ],
         "refused": found.refusals.reasons,
@@ -100,7 +111,16 @@ def _row(cluster: Cluster, row: Row) -> dict:
         "attention_s": row.attention_s, "memory_bytes": row.memory, "arena_multiple": row.arena_multiple,
         "tight": is_tight(cluster, row),
         "priced_by": "clock" if row.clock else "stages",
+        "next_planner": row.others and {"planner": row.others[0], "step_s": row.others[1]},
     }  # fmt: skip
+
+
+def _measured(trial: Measured | None) -> dict:
+    """What a trial adds to a row; null in both where there was none."""
+    return {
+        "measured_tokens_per_s": trial and trial.tokens_per_s,
+        "trial_failed": trial and trial.failed,
+    }
 
 
 def is_tight(cluster: Cluster, row: Row) -> bool:

@@ -1,17 +1,22 @@
 """Fidelity: how long plans really take against what the simulator says, on a cluster calibrated by microbenchmarks.
 
-    python -m tests.bench.fidelity [--ranks N …] [--turns N] [--cluster FILE.yaml]
+    python -m tests.bench.fidelity [--ranks N …] [--nodes N] [--turns N] [--cluster FILE.yaml]
 
 Forward and backward of one attention layer through the executor, one thread a rank, gloo. All plans take turns, so
 that what else the machine does hits all alike; a plan's time is that of its slowest rank, and of its turns the median
 and the fastest are shown. More ranks than cores share them by time slices; the simulator knows how many there are.
+
+With --nodes the ranks live on emulated nodes (see `tests.bench.namespaces`), inside which the microbenchmarks run, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +26,12 @@ import torch.distributed as dist
 
 import hsap
 from hsap import clusters
+from hsap.bench.calibrate import Calibration, calibrate
 from hsap.bench.measure import num_cores
-from hsap.bench.processes import run_ranks
+from hsap.bench.processes import Inside, run_ranks
 from hsap.ir.cluster import Cluster
 from hsap.ir.span import positions
+from tests.bench.namespaces import nodes, refusal
 from tests.bench.record import RESULTS, conditions, record
 
 HEADS = hsap.HeadShape(8, 2, 64, "fp32")
@@ -56,12 +63,13 @@ class Row:
         return self.predicted_s / getattr(self, measured) - 1
 
 
-def plans(num_ranks: int) -> list[tuple[str, hsap.Plan]]:
-    """Every planner's plan of every pack, where it has one."""
+def plans(num_ranks: int, cluster: Cluster) -> list[tuple[str, hsap.Plan]]:
+    """Every planner's plan of every pack on a cluster."""
     out = []
     for (pack, (lengths, mask)), planner in itertools.product(PACKS.items(), PLANNERS):
         layout, topology = hsap.Layout.from_lengths(lengths), hsap.Topology(num_ranks, 1)
-        out.append((pack, hsap.compile(hsap.Problem(layout, HEADS, topology, ((mask, 1),)), planner)))
+        problem = hsap.Problem(layout, HEADS, topology, ((mask, 1),), cluster=cluster)
+        out.append((pack, hsap.compile(problem, planner)))
     return out
 
 
@@ -88,10 +96,10 @@ def _prepared(session: hsap.Session, plan: hsap.Plan, rank: int):
     return session.load(plan), q, k, v, do
 
 
-def measure(num_ranks: int, cluster: Cluster, turns: int) -> list[Row]:
-    """Run and predict all plans."""
-    named = plans(num_ranks)
-    by_rank = run_ranks(num_ranks, on_rank, [plan.to_bytes() for _, plan in named], turns)
+def measure(num_ranks: int, cluster: Cluster, turns: int, inside: Sequence[Inside] | None = None) -> list[Row]:
+    """Run and predict all plans. inside: where each rank lives (None: all on this machine)."""
+    named = plans(num_ranks, cluster)
+    by_rank = run_ranks(num_ranks, on_rank, [plan.to_bytes() for _, plan in named], turns, inside=inside)
     seconds = np.array(by_rank).max(axis=0)
     return [
         Row(pack, plan.planner, float(median), float(fastest), hsap.simulate(plan, cluster).predicted_s)
@@ -127,32 +135,59 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
-    """Print tables and append a line of results."""
+def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
+    """Print tables and append a line of results for each number of ranks; 2 where nodes can't be emulated."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N")
+    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="in all (default 2, or one on each node)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="emulated, with a network of 1 Gb/s between")
     parser.add_argument("--turns", type=int, default=9, metavar="N")
-    parser.add_argument("--cluster", metavar="FILE.yaml", help="default: calibrate first")
+    parser.add_argument("--cluster", metavar="FILE.yaml", help="default: calibrate first, inside the nodes if any")
     arguments, found = parser.parse_args(argv), conditions()
-    if arguments.cluster is None:
-        from hsap.bench.calibrate import calibrate
-
-        calibration = calibrate(2, "cpu", HEADS)
-        print(calibration.head + "\n" + calibration.table())
-        cluster = calibration.cluster
-    else:
+    num_nodes = arguments.nodes
+    many = arguments.ranks or [max(num_nodes, 2)]
+    if num_nodes < 1 or any(num_ranks < 1 or num_ranks % num_nodes for num_ranks in many):
+        parser.error(f"--ranks {many}: equally many on each of {num_nodes} nodes, so give multiples of that")
+    if num_nodes > 1 and (reason := refusal()):
+        print(f"bench fidelity: {reason}", file=sys.stderr)
+        return 2
+    cluster = None
+    if arguments.cluster is not None:
         cluster = clusters.read(arguments.cluster)
-    for num_ranks in arguments.ranks:
-        rows = measure(num_ranks, cluster, arguments.turns)
-        shared = "" if num_ranks <= num_cores() else f", time-sliced on {num_cores()} cores"
-        print(f"\n{num_ranks} ranks{shared}, {arguments.turns} turns in turn\n{table(rows)}")
-        result = {"ranks": num_ranks, "turns": arguments.turns}
-        for measured in ("median_s", "fastest_s"):
-            result[measured] = judge(rows, measured)
-            print(f"of the {measured[:-2]} turn: " + ", ".join(f"{k} {v:.3g}" for k, v in result[measured].items()))
-        lines = [[r.pack, r.planner, *(round(s, 6) for s in (r.median_s, r.fastest_s, r.predicted_s))] for r in rows]
-        record("fidelity", result | {"cluster": cluster.to_json(), "rows": lines}, found, folder)
+    elif num_nodes == 1:
+        cluster = _told(calibrate(2, "cpu", HEADS))
+    for num_ranks in many:
+        per_node = num_ranks // num_nodes
+        with nodes(num_nodes, per_node) if num_nodes > 1 else nullcontext() as made:
+            inside = None if made is None else made.inside
+            mine = cluster
+            if mine is None:
+                place = {"ranks_per_node": per_node, "inside": inside, "cores": made.cores}
+                mine = _told(calibrate(num_ranks, "cpu", HEADS, **place))
+            rows = measure(num_ranks, mine, arguments.turns, inside)
+        setting = {"ranks": num_ranks, "nodes": num_nodes, "time_sliced": num_ranks > num_cores()}
+        figures = _judged(rows, setting, arguments.turns)
+        record("fidelity", figures | {"cluster": mine.to_json()}, found, folder)
+    return 0
+
+
+def _told(calibration: Calibration) -> Cluster:
+    """Print what calibration left, and give its cluster."""
+    print(f"{calibration.head}\n{calibration.links}\n{calibration.table()}")
+    return calibration.cluster
+
+
+def _judged(rows: list[Row], setting: dict, turns: int) -> dict:
+    """Print the table of a setting, and give its figures."""
+    over = f" on {setting['nodes']} emulated nodes" if setting["nodes"] > 1 else ""
+    shared = f", time-sliced on {num_cores()} cores" if setting["time_sliced"] else ""
+    print(f"\n{setting['ranks']} ranks{over}{shared}, {turns} turns in turn\n{table(rows)}")
+    figures = setting | {"cores": num_cores(), "turns": turns}
+    for measured in ("median_s", "fastest_s"):
+        figures[measured] = judge(rows, measured)
+        print(f"of the {measured[:-2]} turn: " + ", ".join(f"{k} {v:.3g}" for k, v in figures[measured].items()))
+    lines = [[r.pack, r.planner, *(round(s, 6) for s in (r.median_s, r.fastest_s, r.predicted_s))] for r in rows]
+    return figures | {"rows": lines}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

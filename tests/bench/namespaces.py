@@ -1,9 +1,9 @@
 """Namespaces: nodes emulated on this machine, with a network between them that is as slow as wanted.
 
 Every node is a network namespace with one port on a bridge, which has a namespace of its own; both directions of a
-port are shaped. Namespaces have no names and the machine's own network gets nothing: a namespace lives as long as the
-process that holds it, and that process as long as the pipe to the one that asked for it. So nothing is left behind,
-however the asking process ends.
+port are shaped. Every node has cores of its own; where nodes are more than cores, some share one. Namespaces have no
+names and the machine's own network gets nothing: a namespace lives as long as the process that holds it, and that
+process as long as the pipe to the one that asked for it. So nothing is left behind, however the asking process ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from hsap.bench.measure import num_cores
 from hsap.bench.processes import Inside
 
 PORT = "node0"
@@ -34,7 +35,16 @@ class Nodes:
     @property
     def inside(self) -> list[Inside]:
         """Where each rank lives, node after node, for `run_ranks`."""
-        return [Inside(_path(self.holders[i]), PORT) for i in range(self.num_nodes) for _ in range(self.ranks_per_node)]
+        places = [
+            Inside(_path(self.holders[i]), PORT, part_of_cores(i, self.num_nodes, sorted(os.sched_getaffinity(0))))
+            for i in range(self.num_nodes)
+        ]
+        return [place for place in places for _ in range(self.ranks_per_node)]
+
+    @property
+    def cores(self) -> float:
+        """A node's part of the machine's cores."""
+        return max(num_cores() // self.num_nodes, 1) / max(-(-self.num_nodes // num_cores()), 1)
 
     def address(self, node: int) -> str:
         """IPv4 address of a node."""
@@ -54,6 +64,12 @@ class Nodes:
 
     def _link(self, node: int, state: str) -> None:
         _in(self.holders[-1], "ip", "link", "set", f"port{node}", state)
+
+
+def part_of_cores(node: int, num_nodes: int, cores: Sequence[int]) -> tuple[int, ...]:
+    """A node's cores: equally many for each node; where there aren't enough, one, which nodes share."""
+    each = len(cores) // num_nodes
+    return tuple(cores[node * each : (node + 1) * each]) or (cores[node % len(cores)],)
 
 
 def refusal() -> str | None:
@@ -103,9 +119,9 @@ def nodes(num_nodes: int, ranks_per_node: int, bytes_per_s: float = 125e6) -> It
 
 
 def _shaping(interface: str, bytes_per_s: float) -> Sequence[str]:
-    """A token bucket on what leaves an interface, wide enough for segments of 64 KiB: veth pairs don't cut them."""
+    """A token bucket on what leaves an interface, just wide enough for veth's uncut segments of 64 KiB."""
     bits = f"{round(8 * bytes_per_s)}bit"
-    burst = max(round(bytes_per_s / 1000), 128 * 1024)
+    burst = 72 * 1024
     limit = max(round(bytes_per_s * _QUEUE_S), 2 * burst)
     return (
         "tc",

@@ -1,8 +1,15 @@
 """`python -m tests.bench.nodes`: planners over emulated nodes at 1 Gb/s, where what travels decides.
 
 Wall time of one layer's attention, forward and backward, from the first rank's start to the last one's end; the median
-of rounds in which the planners take turns, after one round that isn't counted. Auto knows the network by its shaped
-rate, and the kernel by what the ranks measure together before anything else.
+of rounds in which the planners take turns, after one round that isn't counted. Planners know the nodes as `hsap bench
+calibrate` measures them, inside the nodes, before anything else; below each row stands what the simulator then says.
+
+Packs are the real ones scaled down, because only then are network and compute in a ratio like on real machines: what
+travels grows with the tokens, what is computed with their square. A ring of 64 A100s with 25 GB/s each is busy with KV
+six times as long as with attention for one document of 131,072 tokens of a 7B model, and a hundred times on an ldc-like
+pack of as many; a ring of two cores at 1 Gb/s two to three times at 512 tokens, and some five times at 4,096 in an
+ldc-like pack. With 16,384 tokens the cores would decide. There are as many heads as in a 7B model, so that pieces of
+few tokens still are work, and no kernel's start decides.
 """
 
 from __future__ import annotations
@@ -21,43 +28,42 @@ import torch
 import torch.distributed as dist
 
 import hsap
-from hsap import clusters
+from hsap.bench.calibrate import calibrate
 from hsap.bench.processes import connect, run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR, flows
-from hsap.ir.heads import HeadRun
 from hsap.ir.plan import Plan
 from hsap.ir.program import Op
-from hsap.ir.slice import UNBOUNDED, canonical
 from hsap.planners import AUTO
 from hsap.runtime.executor import Session
-from hsap.runtime.kernels import Work
+from hsap.sim.share import crowding
 from tests.bench.namespaces import nodes, refusal
 from tests.bench.packs import KINDS, pack
 from tests.bench.record import RESULTS, caption, conditions, record
 
-HEADS = hsap.HeadShape(8, 8, 64, "fp32")
+HEADS = hsap.HeadShape(32, 32, 64, "fp32")
 BYTES_PER_S = 125e6
 SHAPES = ((2, 1), (2, 2), (4, 1))
 """Nodes and ranks on each."""
-TOKENS = {"ldc": 16384, "fineweb": 16384, "single": 2048}
-QUICK_TOKENS = {"ldc": 4096, "fineweb": 4096, "single": 1024}
-"""Few enough that a ring's KV takes longer to travel than attention to compute; one document computes most."""
+TOKENS = {"ldc": 4096, "fineweb": 4096, "single": 512}
+QUICK_TOKENS = {"ldc": 2048, "fineweb": 2048, "single": 256}
 BASE = "ring"
 RAGGED = ("ldc", "fineweb")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the ranks of one emulated cluster measure. packs: (kind, document lengths) of each."""
+    """What the ranks of one emulated cluster measure. packs: (kind, document lengths) of each. turns: calibration's."""
 
     num_nodes: int
     ranks_per_node: int
     packs: tuple[tuple[str, tuple[int, ...]], ...]
     planners: tuple[str, ...]
     rounds: int
+    turns: int = 4
     bytes_per_s: float = BYTES_PER_S
+    heads: hsap.HeadShape = HEADS
 
     @property
     def num_ranks(self) -> int:
@@ -65,7 +71,7 @@ class Setting:
 
     def problem(self, lengths: Sequence[int], cluster: hsap.Cluster) -> hsap.Problem:
         topology = hsap.Topology(self.num_ranks, 1)
-        return hsap.Problem(hsap.Layout.from_lengths(lengths), HEADS, topology, cluster=cluster)
+        return hsap.Problem(hsap.Layout.from_lengths(lengths), self.heads, topology, cluster=cluster)
 
 
 def planners_of(num_ranks: int) -> tuple[str, ...]:
@@ -104,25 +110,36 @@ def measure(setting: Setting) -> list[dict]:
         tempfile.TemporaryDirectory(prefix="bench-nodes-") as folder,
         nodes(setting.num_nodes, setting.ranks_per_node, setting.bytes_per_s) as made,
     ):
-        told = run_ranks(setting.num_ranks, _rank, setting, folder, inside=made.inside)
+        place = {"ranks_per_node": setting.ranks_per_node, "inside": made.inside, "cores": made.cores}
+        calibration = calibrate(setting.num_ranks, "cpu", setting.heads, setting.turns, "emulated", **place)
+        told = _planned(setting, calibration.cluster, Path(folder))
+        times = run_ranks(setting.num_ranks, _rank, setting, folder, inside=made.inside)
     kinds = dict.fromkeys(kind for kind, _ in setting.packs)
-    rows = [_row(setting, kind, told) for kind in kinds]
-    measured = told[0]["cluster"]
+    rows = [_row(setting, kind, told, times) for kind in kinds]
     print(
-        f"\n{setting.num_nodes} nodes × {setting.ranks_per_node} ranks, heads {HEADS.num_q_heads}:{HEADS.num_kv_heads}:"
-        f"{HEADS.head_dim} {HEADS.dtype}; measured: kernel {measured['flops_per_s'] / 1e9:.1f} GFLOP/s forward, "
-        f"{measured['flops_per_s'] * measured['attend_grad_efficiency'] / 1e9:.1f} backward, latency "
-        f"{measured['inter_latency_s'] * 1e6:.0f} µs\n{_header(setting.planners)}"
+        f"\n{setting.num_nodes} nodes × {setting.ranks_per_node} ranks, {_machine(setting.heads, calibration.cluster)}"
     )
+    print(f"{calibration.table()}\n\n{_header(setting.planners)}")
     for row in rows:
         print(_text(row, setting.planners), flush=True)
     return rows
 
 
-def _row(setting: Setting, kind: str, told: list[dict]) -> dict:
-    """A kind of pack: means over its packs of the medians over rounds."""
+def _machine(heads: hsap.HeadShape, cluster: hsap.Cluster) -> str:
+    """What calibration found."""
+    return (
+        f"heads {heads.num_q_heads}:{heads.num_kv_heads}:{heads.head_dim} {heads.dtype}; measured: kernel "
+        f"{cluster.flops_per_s * cluster.attend_efficiency / 1e9:.1f} GFLOP/s forward, "
+        f"{cluster.flops_per_s * cluster.attend_grad_efficiency / 1e9:.1f} backward, {cluster.cores:g} cores a node, "
+        f"between nodes {cluster.inter_bytes_per_s / 1e6:.0f} MB/s, {cluster.inter_latency_s * 1e6:.0f} µs, duplex "
+        f"{cluster.duplex:.2f}, {cluster.num_nics or cluster.ranks_per_node} cards"
+    )
+
+
+def _row(setting: Setting, kind: str, told: dict, times: list[list[dict]]) -> dict:
+    """A kind of pack: means over its packs of the medians over rounds. times: by rank, pack, planner and round."""
     which = [i for i, (name, _) in enumerate(setting.packs) if name == kind]
-    plans = told[0]["plans"]
+    plans = told["plans"]
     out: dict = {
         "nodes": setting.num_nodes,
         "ranks_per_node": setting.ranks_per_node,
@@ -130,8 +147,8 @@ def _row(setting: Setting, kind: str, told: list[dict]) -> dict:
         "tokens": sum(setting.packs[which[0]][1]),
         "packs": len(which),
         "rounds": setting.rounds,
-        "cluster": told[0]["cluster"],
-        "network_over_compute": float(np.mean([told[0]["ratios"][i] for i in which])),
+        "cluster": told["cluster"],
+        "network_over_compute": float(np.mean([told["ratios"][i] for i in which])),
         "planners": {},
     }
     for planner in setting.planners:
@@ -139,7 +156,7 @@ def _row(setting: Setting, kind: str, told: list[dict]) -> dict:
         if refused is not None:
             out["planners"][planner] = {"refused": refused}
             continue
-        walls = [_walls([one["times"][i][planner] for one in told]) for i in which]
+        walls = [_walls([one[i][planner] for one in times]) for i in which]
         out["planners"][planner] = {
             "wall_s": float(np.mean([median(wall) for wall in walls])),
             "spread": float(np.mean([(max(wall) - min(wall)) / median(wall) for wall in walls])),
@@ -155,21 +172,16 @@ def _walls(times: list[list[tuple[float, float]]]) -> list[float]:
     return [max(end for _, end in one) - min(begin for begin, _ in one) for one in zip(*times)]
 
 
-def _rank(rank: int, setting: Setting, folder: str) -> dict:
-    """Calibrate together; rank 0 plans; all run every pack by every planner in turn."""
+def _rank(rank: int, setting: Setting, folder: str) -> list[dict[str, list[tuple[float, float]]]]:
+    """Run every pack by every planner in turn: what `_timed` says of each pack."""
     connect()
-    session = Session(dtype=torch.float32)
-    cluster = _calibrated(setting, session)
-    told: dict = {"times": []}
-    if rank == 0:
-        told |= _planned(setting, cluster, Path(folder))
-    dist.barrier()
+    session, out = Session(dtype=torch.float32), []
     for index in range(len(setting.packs)):
         paths = {name: _path(folder, index, name) for name in setting.planners}
         plans = {name: Plan.load(path) for name, path in paths.items() if path.exists()}
         session.arena.reserve(max(int(plan.arena_bytes()[rank]) for plan in plans.values()))
-        told["times"].append(_timed(session, plans, setting.rounds))
-    return told
+        out.append(_timed(session, plans, setting.rounds))
+    return out
 
 
 def _timed(session: Session, plans: dict[str, Plan], rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -178,7 +190,8 @@ def _timed(session: Session, plans: dict[str, Plan], rounds: int) -> dict[str, l
     inputs = {}
     for name, executor in executors.items():
         generator = torch.Generator().manual_seed(session.rank)
-        shape = (executor.num_tokens, HEADS.num_q_heads, HEADS.head_dim)
+        heads = executor.plan.problem.heads
+        shape = (executor.num_tokens, heads.num_q_heads, heads.head_dim)
         inputs[name] = [torch.randn(shape, generator=generator) for _ in range(4)]
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     for round_ in range(rounds + 1):
@@ -228,89 +241,18 @@ def network_s(plan: Plan, setting: Setting) -> float:
 
 
 def compute_s(plan: Plan, cluster: hsap.Cluster) -> float:
-    """Seconds of the kernel for all visible pairs, spread evenly over the ranks, at the measured rates."""
+    """Seconds of the kernel for all visible pairs, spread evenly over ranks and their nodes' cores, as measured."""
     pairs = float(plan.area_per_column().sum())
     heads = plan.problem.heads
     flops = pairs * heads.num_q_heads * heads.head_dim
     both = FLOPS_PER_PAIR[Op.ATTEND] / cluster.attend_efficiency
     both += FLOPS_PER_PAIR[Op.ATTEND_GRAD] / cluster.attend_grad_efficiency
-    return flops * both / cluster.flops_per_s / plan.num_ranks
+    crowded, _ = crowding(cluster, cluster.ranks_per_node)
+    return flops * both * crowded / cluster.flops_per_s / plan.num_ranks
 
 
 def _path(folder: str | Path, index: int, planner: str) -> Path:
     return Path(folder) / f"{index}-{planner.replace(':', '-')}.plan"
-
-
-def _calibrated(setting: Setting, session: Session) -> hsap.Cluster:
-    """Describe the emulated nodes: the shaped rate, and what kernel and latency are while all ranks measure at once.
-
-    Ranks of a node share its port; a rank's rate is its part of it.
-    """
-    seconds = _kernel_s(session)
-    latency_s = _latency_s()
-    found = torch.tensor([*seconds, latency_s], dtype=torch.float64)
-    dist.all_reduce(found)
-    forward, backward, latency_s = (found / dist.get_world_size()).tolist()
-    rate = _KERNEL_FLOPS / forward
-    base = clusters.read("cpu-gloo")
-    return hsap.Cluster(
-        "emulated",
-        setting.ranks_per_node,
-        intra_bytes_per_s=base.intra_bytes_per_s,
-        inter_bytes_per_s=setting.bytes_per_s / setting.ranks_per_node,
-        intra_latency_s=base.intra_latency_s,
-        inter_latency_s=latency_s,
-        flops_per_s=rate,
-        num_nodes=setting.num_nodes,
-        memory_bytes_per_s=base.memory_bytes_per_s,
-        kernel_overhead_s=base.kernel_overhead_s,
-        slice_overhead_s=base.slice_overhead_s,
-        attend_efficiency=1.0,
-        attend_grad_efficiency=2.5 * forward / backward,
-        tile_tokens=base.tile_tokens,
-    )
-
-
-_KERNEL_TOKENS = 1024
-_KERNEL_FLOPS = FLOPS_PER_PAIR[Op.ATTEND] * _KERNEL_TOKENS**2 * HEADS.num_q_heads * HEADS.head_dim
-
-
-def _kernel_s(session: Session, runs: int = 5) -> tuple[float, float]:
-    """Median seconds of the kernel's forward and backward on a full square, all ranks at once."""
-    kernel, scale = session.kernel(HEADS.head_dim), HEADS.head_dim**-0.5
-    everything = canonical(np.array([[0, _KERNEL_TOKENS, 0, _KERNEL_TOKENS, -UNBOUNDED, UNBOUNDED]]))
-    prepared = kernel.prepare(Work(everything, (HeadRun(0, HEADS.num_q_heads, 0, HEADS.num_kv_heads),)), "cpu")
-    q, do, o, dq = torch.randn(4, _KERNEL_TOKENS, HEADS.num_q_heads, HEADS.head_dim)
-    kv, dkv = torch.randn(2, _KERNEL_TOKENS, 2, HEADS.num_kv_heads, HEADS.head_dim)
-    lse, delta = torch.zeros(2, _KERNEL_TOKENS, HEADS.num_q_heads, dtype=torch.float64)
-    times = []
-    dist.barrier()
-    for _ in range(runs):
-        start = time.perf_counter()
-        kernel.attend(prepared, q, kv, o, lse, scale)
-        middle = time.perf_counter()
-        kernel.attend_grad(prepared, q, kv, do, lse, delta, dq, dkv, scale)
-        times.append((middle - start, time.perf_counter() - middle))
-    forward, backward = zip(*times)
-    return median(forward), median(backward)
-
-
-def _latency_s(runs: int = 20) -> float:
-    """Half of the median round trip of a byte between the first rank and the last."""
-    first, last, times = 0, dist.get_world_size() - 1, []
-    byte = torch.zeros(1, dtype=torch.uint8)
-    for _ in range(runs):
-        start = time.perf_counter()
-        if dist.get_rank() == first:
-            dist.send(byte, last)
-            dist.recv(byte, last)
-        elif dist.get_rank() == last:
-            dist.recv(byte, first)
-            dist.send(byte, first)
-        times.append((time.perf_counter() - start) / 2)
-    found = torch.tensor(median(times), dtype=torch.float64)
-    dist.broadcast(found, first)
-    return float(found)
 
 
 def _legend() -> str:
@@ -331,22 +273,28 @@ def _header(planners: Sequence[str]) -> str:
 
 
 def _text(row: dict, planners: Sequence[str]) -> str:
+    """A line of what was measured, and one of what was predicted."""
     found = {name: row["planners"][name] for name in planners}
-    base = found.get(BASE, {}).get("wall_s")
-    cells = []
-    for told in found.values():
-        if "refused" in told:
-            cells.append("refused")
-        else:
-            cells.append(f"{told['wall_s'] * 1e3:.0f}" + (f" ({base / told['wall_s']:.2f}×)" if base else ""))
-    ending = ""
+    cells, ending = {}, ""
+    for key in ("wall_s", "predicted_s"):
+        base = found.get(BASE, {}).get(key)
+        cells[key] = "".join(f"{_cell(told.get(key), base):>18}" for told in found.values())
     if "wall_s" in found.get(AUTO, {}):
         auto = found[AUTO]
         fastest = min(told["wall_s"] for told in found.values() if "wall_s" in told)
         chose = " ".join(dict.fromkeys(auto["chose"]))
         ending = f"{auto['wall_s'] / fastest:>7.2f}{auto['spread'] * 50:>5.0f}%  {chose}"
     name = f"{row['kind']}@{row['tokens']}×{row['packs']}"
-    return f"{name:<16}{row['network_over_compute']:>9.2f}" + "".join(f"{cell:>18}" for cell in cells) + ending
+    return (
+        f"{name:<16}{row['network_over_compute']:>9.2f}{cells['wall_s']}{ending}\n"
+        f"{'  predicted':<25}{cells['predicted_s']}"
+    )
+
+
+def _cell(seconds: float | None, base_s: float | None) -> str:
+    if seconds is None:
+        return "refused"
+    return f"{seconds * 1e3:.0f}" + (f" ({base_s / seconds:.2f}×)" if base_s else "")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hsap
+from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
 from tests.bench import accuracy, gpu, namespaces, nodes, train
@@ -154,6 +155,7 @@ needs_nodes = pytest.mark.skipif(NO_NODES is not None, reason=str(NO_NODES))
 def test_nodes_are_shaped_both_ways_and_gone_when_asked():
     with namespaces.nodes(2, 2, 1e6) as made:
         assert [place.namespace for place in made.inside] == [f"/proc/{made.holders[i]}/ns/net" for i in (0, 0, 1, 1)]
+        assert made.inside[0].cores == made.inside[1].cores and len(made.inside[0].cores) == max(made.cores, 1)
         for where, port in ((made.holders[1], namespaces.PORT), (made.holders[2], "port1")):
             shaped = subprocess.run(
                 ["nsenter", f"--net=/proc/{where}/ns/net", "tc", "qdisc", "show", "dev", port],
@@ -168,6 +170,12 @@ def test_nodes_are_shaped_both_ways_and_gone_when_asked():
         made.mend(1)
         assert reaches(made)
     assert not any(Path(f"/proc/{holder}").exists() for holder in made.holders)
+
+
+def test_nodes_have_equally_many_cores():
+    assert [namespaces.part_of_cores(i, 2, (0, 1, 2, 3, 7)) for i in range(2)] == [(0, 1), (2, 3)]
+    # Fewer than nodes: some share.
+    assert [namespaces.part_of_cores(i, 3, (4, 5)) for i in range(3)] == [(4,), (5,), (4,)]
 
 
 def reaches(made):
@@ -195,13 +203,14 @@ def test_a_killed_bench_leaves_no_node_behind():
 @needs_nodes
 @pytest.mark.slow
 def test_planners_run_over_emulated_nodes(capsys):
-    setting = nodes.Setting(2, 1, (("ldc", (300, 200, 12)),), ("ring", "usp:heads=3", "auto"), 1)
+    packs, planners = (("ldc", (300, 200, 12)),), ("ring", "usp:heads=3", "auto")
+    setting = nodes.Setting(2, 1, packs, planners, 1, turns=1, heads=HeadShape(4, 4, 16, "fp32"))
     (row,) = nodes.measure(setting)
     assert row["kind"] == "ldc" and row["tokens"] == 512 and row["network_over_compute"] > 0
     assert "refused" in row["planners"]["usp:heads=3"] and row["planners"]["auto"]["chose"][0] in PLANNERS
     # KV of half of the pack goes each way; backward it goes again, and its gradient comes home.
     ring = row["planners"]["ring"]
-    assert ring["network_s"] == pytest.approx(3 * 256 * 2 * 8 * 64 * 4 / 125e6, rel=0.01) and ring["wall_s"] > 0
+    assert ring["network_s"] == pytest.approx(3 * 256 * 2 * 4 * 16 * 4 / 125e6, rel=0.02) and ring["wall_s"] > 0
     assert "2 nodes × 1 ranks" in capsys.readouterr().out
 
 

@@ -2,14 +2,19 @@
 
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hsap import clusters
-from hsap.bench import fit
-from hsap.bench.measure import MANY, MEMORY_ROWS, MESSAGES, ROWS, shapes
+from hsap.bench import fit, links
+from hsap.bench.calibrate import together
+from hsap.bench.links import MANY, MESSAGES
+from hsap.bench.measure import MEMORY_ROWS, ROWS, shapes
+from hsap.bench.processes import Launched
 from hsap.cli import main
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -17,6 +22,7 @@ from hsap.ir.precision import Precision
 from hsap.ir.program import Op
 from hsap.ir.slice import canonical, slices
 from hsap.sim.cost import Kernels
+from tests.parity import REPOSITORY
 
 HEADS = HeadShape(8, 2, 64, "fp32")
 TRUE = Cluster(
@@ -74,34 +80,61 @@ def made_up(cluster: Cluster) -> dict:
         for rows in MEMORY_ROWS
         for what, rate in rates.items()
     ]
-    # On a host two ends of 0.6 cores each way: two messages want 2.4 of the 2 cores.
-    both = cluster.intra_bytes_per_s * (cluster.duplex / 2) * (1 if cluster.cores is None else 2 / 2.4)
-    fixed = cluster.intra_latency_s + cluster.message_overhead_s
+    return {"matmul": cluster.flops_per_s, "kernels": kernels, "memory": memory}
+
+
+def stretched(cluster: Cluster, ends: int) -> float:
+    """How many times longer messages take whose ends on one host are so many."""
+    return 1.0 if cluster.cores is None else max(1.0, ends * cluster.comm_cores / cluster.cores)
+
+
+def made_up_link(cluster: Cluster, crosses: bool) -> dict:
+    """Messages between two ranks, of a node or of two, exactly as the cluster says."""
+    rate, latency_s = (float(value) for value in cluster.link(crosses))
+    message, hosts = cluster.message_overhead_s, 1 + crosses
+    one_way = rate / stretched(cluster, 2 // hosts)
+    each_way = rate * cluster.duplex / 2 / stretched(cluster, 4 // hosts)
     return {
-        "matmul": cluster.flops_per_s,
-        "kernels": kernels,
-        "memory": memory,
-        "hops": [[n, fixed + n / cluster.intra_bytes_per_s] for n in MESSAGES],
-        "exchanges": [[n, fixed + cluster.message_overhead_s + n / both] for n in MESSAGES],
-        "everybody": [[n, fixed + cluster.message_overhead_s + n / both] for n in MESSAGES],
-        "launches": [[n, 9e-5 + n * cluster.message_overhead_s] for n in MANY],
+        "hops": [[n, latency_s + message + n / one_way] for n in MESSAGES],
+        "exchanges": [[n, latency_s + 2 * message + n / each_way] for n in MESSAGES],
+        "launches": [[n, 9e-5 + n * message] for n in MANY],
         "message_cores": cluster.comm_cores,
     }
+
+
+def made_up_links(cluster: Cluster, num_ranks: int, ranks_per_node: int) -> dict:
+    """Messages on a cluster whose nodes have so many of these ranks."""
+    kinds = {links.INTRA: False, links.INTER: True}
+    out = {kind: made_up_link(cluster, kinds[kind]) for kind in links.pairs(num_ranks, ranks_per_node)}
+    others, inside = num_ranks - 1, ranks_per_node - 1
+    a_card = ranks_per_node / (cluster.num_nics or ranks_per_node)
+    slowest = max(inside / cluster.intra_bytes_per_s, (others - inside) * a_card / cluster.inter_bytes_per_s)
+    latency_s = cluster.inter_latency_s if others > inside else cluster.intra_latency_s
+    fixed, scale = latency_s + 2 * others * cluster.message_overhead_s, 2 / cluster.duplex
+    scale *= stretched(cluster, 2 * ranks_per_node)
+    out["everybody"] = [[n, fixed + n * slowest * scale] for n in MESSAGES]
+    if num_ranks > ranks_per_node > 1:
+        a_rank_s = MESSAGES[-1] / cluster.inter_bytes_per_s * 2 / cluster.duplex
+        out["counterparts"] = [
+            a_rank_s * stretched(cluster, 2),
+            a_rank_s * a_card * stretched(cluster, 2 * ranks_per_node),
+        ]
+    return out
 
 
 FREE = replace(DEVICE, slice_overhead_s=0.0, grad_slice_overhead_s=0.0)
 """A device to which many pieces are as dear as one."""
 
 
-@pytest.mark.parametrize("true", [TRUE, DEVICE, FREE], ids=["host", "device", "free pieces"])
-def test_a_machine_is_found_again(true: Cluster) -> None:
-    known = ("tile_tokens", "narrow_tokens", "num_units", "cores", "capacity_bytes")
-    base = Cluster("true", **{name: getattr(true, name) for name in known})
-    found, residuals = fit.fit_kernels(made_up(true), HEADS, base)
-    found, more = fit.fit_links(made_up(true), 2, found)
+KNOWN = ("ranks_per_node", "tile_tokens", "narrow_tokens", "num_units", "cores", "capacity_bytes")
+"""What isn't measured."""
+
+
+def assert_found(found: Cluster, true: Cluster, besides: tuple[str, ...] = ()) -> None:
+    """All but some of the fields are what they really are."""
     for name in Cluster.__slots__:
-        if name.startswith("inter_"):
-            continue  # what is between nodes isn't measured
+        if name.startswith(besides):
+            continue
         want, got = getattr(true, name), getattr(found, name)
         if name == "rows_efficiency":
             np.testing.assert_allclose(got, want, rtol=0.05)
@@ -109,8 +142,98 @@ def test_a_machine_is_found_again(true: Cluster) -> None:
             assert got == pytest.approx(want, rel=0.05, abs=1e-12), name
         else:
             assert got == want, name
+
+
+@pytest.mark.parametrize("true", [TRUE, DEVICE, FREE], ids=["host", "device", "free pieces"])
+def test_a_machine_is_found_again(true: Cluster) -> None:
+    base = Cluster("true", **{name: getattr(true, name) for name in KNOWN})
+    found, residuals = fit.fit_kernels(made_up(true), HEADS, base)
+    found, more = fit.fit_links(made_up_links(true, 2, 2), 2, 2, found)
+    assert_found(found, replace(true, inter_bytes_per_s=found.intra_bytes_per_s), besides=("inter_latency_s",))
+    assert found.inter_latency_s == found.intra_latency_s
     assert max(np.abs(residual.errors).max() for residual in residuals + more) < 0.05
     assert all("%" in str(residual) for residual in residuals)
+
+
+FOURS = replace(TRUE, ranks_per_node=4, cores=8.0, inter_bytes_per_s=1e8, inter_latency_s=2e-4, duplex=1.9, num_nics=2)
+"""Nodes of four ranks that share two cards."""
+
+
+@pytest.mark.parametrize(
+    ("true", "num_nodes"),
+    [
+        (FOURS, 2),
+        (FOURS, 3),
+        (replace(FOURS, num_nics=1, cores=3.0), 2),
+        (replace(FOURS, num_nics=None), 2),
+        (replace(DEVICE, ranks_per_node=8, num_nics=4, inter_bytes_per_s=25e9, inter_latency_s=1e-5), 2),
+    ],
+    ids=["two cards", "three nodes", "one card and few cores", "a card each", "devices"],
+)
+def test_links_of_both_kinds_and_their_cards_are_found_again(true: Cluster, num_nodes: int) -> None:
+    num_ranks = num_nodes * true.ranks_per_node
+    measured = made_up_links(true, num_ranks, true.ranks_per_node)
+    base = replace(true, intra_bytes_per_s=1.0, inter_bytes_per_s=1.0, intra_latency_s=0.0, inter_latency_s=0.0)
+    base = replace(base, duplex=1.0, num_nics=None, message_overhead_s=0.0, comm_cores=0.0)
+    found, residuals = fit.fit_links(measured, num_ranks, true.ranks_per_node, base)
+    assert_found(found, true)
+    assert [residual.what for residual in residuals] == [
+        *("hops inside a node", "exchanges inside a node", "hops between nodes", "exchanges between nodes"),
+        "all to all, not fitted",
+    ]
+    assert max(np.abs(residual.errors).max() for residual in residuals) < 0.05
+
+
+def test_the_rate_is_that_of_large_messages() -> None:
+    # A shaper lets the first 64 KiB through at once; the line's own rate is 1e8.
+    num_bytes = np.array(MESSAGES, float)
+    start, slow = fit._start_and_slope(num_bytes, 1e-4 + np.maximum(num_bytes - 65536, 0) / 1e8)
+    assert start == pytest.approx(1e-4 - 4096 * slow) and 1 / slow == pytest.approx(1e8, rel=1e-3)
+
+
+def test_nodes_of_one_rank_have_only_a_network() -> None:
+    true = replace(FOURS, ranks_per_node=1, num_nics=None)
+    found, residuals = fit.fit_links(made_up_links(true, 2, 1), 2, 1, replace(true, inter_bytes_per_s=1.0))
+    assert_found(found, replace(true, intra_bytes_per_s=found.inter_bytes_per_s), besides=("intra_latency_s",))
+    assert found.intra_latency_s == found.inter_latency_s and len(residuals) == 2
+
+
+@pytest.mark.parametrize(("reached", "cards"), [(0.9, 1), (1.3, 1), (1.9, 2), (2.6, 2), (3.5, None), (9.0, None)])
+def test_cards_divide_a_node_s_ranks(reached: float, cards: int | None) -> None:
+    assert fit._cards(1.0, 4 / reached, 4, DEVICE) == cards
+
+
+def test_ranks_that_measured_are_averaged_and_the_slowest_counts() -> None:
+    one = {"hops": [[8, 1.0]], "message_cores": 0.2}
+    two = {"message_cores": 0.4}  # the second of a pair doesn't know how long a hop took
+    own = {"matmul": 2.0, "kernels": [["x", 0, [], 1.0]], "memory": [["copy", 8, 1.0]], "everybody": [[8, 1.0]]}
+    by_rank = [
+        own | {"intra": one, "inter": one, "counterparts": [1.0, 5.0]},
+        own | {"intra": two, "counterparts": [2.0, 4.0]},
+        own | {"inter": two, "counterparts": [1.0, 4.0]},
+        own | {"counterparts": [1.0, 4.0]},
+    ]
+    found = together(by_rank)
+    assert found["intra"] == found["inter"] == {"hops": [[8, 1.0]], "message_cores": pytest.approx(0.3)}
+    assert found["counterparts"] == [2.0, 5.0] and found["kernels"] == [["x", 0, [], 1.0]]
+
+
+def test_launchers_say_where_a_rank_is() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Launched.of(torchrun) == Launched(3, 4, 1, 2)
+    # DeepSpeed's over MPI.
+    assert Launched.of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}) == Launched(3, 4, 1, 2)
+    assert Launched.of({}) is Launched.of({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    for wrong in ({"WORLD_SIZE": "many"}, {"RANK": "4"}, {"WORLD_SIZE": "5"}, {"LOCAL_WORLD_SIZE": "0"}):
+        with pytest.raises(ValueError, match="launcher: "):
+            Launched.of(torchrun | wrong)
+
+
+def test_other_ranks_than_the_launcher_s_are_refused(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["bench", "calibrate", "--ranks", "2"]) == 2
+    assert "--ranks 2: a launcher started 4 ranks" in capsys.readouterr().err
 
 
 def test_nonnegative_least_squares_are_the_best_of_all_subsets() -> None:
@@ -140,9 +263,20 @@ def test_the_command_measures_and_writes_a_cluster(tmp_path, capsys) -> None:
         if isinstance(value, float):
             assert getattr(cluster, name) == pytest.approx(value, rel=1e-3)
     assert 1e6 < cluster.flops_per_s < 1e14 and 1e6 < cluster.intra_bytes_per_s < 1e13
-    assert {"attend rectangle", "attend grad ragged", "messages: hops"} <= told["residuals"].keys()
+    assert {"attend rectangle", "attend grad ragged", "hops inside a node"} <= told["residuals"].keys()
     lengths = ["--lengths", "300,100", "--topology", "2x1"]
     assert main(["plan", *lengths, "--cluster", path, "--json"]) == 0
+
+
+@pytest.mark.slow
+def test_a_launcher_s_ranks_measure_together(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    where = ["--out", str(path), "--turns", "1", "--device", "cpu", "--heads", "2:1:16"]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command = [*agent, "--nproc-per-node=2", "-m", "hsap.cli", "bench", "calibrate", *where]
+    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert told.count("hops inside a node") == 1 and "2 ranks" in told
+    assert 1e6 < clusters.read(str(path)).intra_bytes_per_s < 1e13
 
 
 def test_what_can_t_be_calibrated_is_refused(capsys) -> None:

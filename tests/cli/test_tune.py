@@ -41,6 +41,21 @@ def test_a_table_figures_and_an_experiment(project, capsys) -> None:
     figures = json.loads(capsys.readouterr().out)
     assert figures["ranks"] == 2 and figures["packs_per_step"] == 2 and figures["rows"]
     assert figures["rows"][0]["tokens_per_s"] >= figures["rows"][-1]["tokens_per_s"] > 0
+    assert all(row["next_planner"] is None for row in figures["rows"]), "there is just one planner"
+    assert main([*common, "--planners", "sap,flashcp,sap", "--json"]) == 0
+    found = {row["topology"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    two = {found["2x1"]["planner"], found["2x1"]["next_planner"]["planner"]}
+    assert two == {"sap", "flashcp"} and found["2x1"]["next_planner"]["step_s"] > 0
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_files_may_begin_with_a_mark_of_their_encoding(mark, project, capsys) -> None:
+    data, cluster = project / "lengths.json", project / "own.yaml"
+    data.write_bytes(mark + b"[100, 90]")
+    cluster.write_bytes(mark + (PROJECT / "configs" / "cluster" / "cpu-gloo.yaml").read_bytes())
+    asked = ["tune", "--model", "tiny", *SMALL, "--data", str(data), "--cluster", str(cluster), "--planners", "sap"]
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"]
 
 
 def test_a_cluster_may_be_a_file(project, capsys) -> None:
@@ -62,8 +77,14 @@ def test_a_cluster_may_be_a_file(project, capsys) -> None:
         (["--data", "nothing"], "neither a file F.json nor the name of a dataset"),
         (["--data", "none.json"], "No such file"),
         (["--nodes", "0"], "--nodes is 0"),
-        (["--planners", "auto"], "unknown name 'auto'"),
-        (["--global-batch-tokens", "9"], "less than one pack"),
+        (["--planners", "auto"], "--planners: planners: unknown name 'auto'"),
+        (["--planners", "sap,"], "unknown name ''"),
+        (
+            ["--global-batch-tokens", "9"],
+            "--global-batch-tokens, --seq-len: global_batch_tokens=9: a step has",
+        ),
+        (["--measure", "--nodes", "2"], "--measure, --nodes: trials run on this machine alone"),
+        (["--seed", "-1"], "--seed is -1"),
         (["--global-batch-tokens", "1000000000000"], "more than 1048576 packs"),
         (["--nodes", "100000000000"], "ranks are more than the 131072 that are searched"),
         (["train.steps=3"], "train.steps=3: settings of train.py are for --measure"),
@@ -115,7 +136,7 @@ def test_the_experiment_trains_and_trials_are_measured(tmp_path, capsys) -> None
     try:
         assert main([*asked, "--measure", "-o", name]) == 0
         (row,) = json.loads(capsys.readouterr().out)["rows"]
-        assert row["measured"] > 0, row["measured"]
+        assert (row["measured_tokens_per_s"] or 0) > 0, row["trial_failed"]
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
              "--nproc-per-node=2", str(PROJECT / "train.py"), f"+experiment={name}", "train.steps=2",

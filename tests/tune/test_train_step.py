@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hsap.ir.problem import Cluster, Topology
@@ -9,7 +10,7 @@ from hsap.models import ModelConfig
 from hsap.tune.collectives import gather_s, reduce_s
 from hsap.tune.job import Job
 from hsap.tune.setting import MATMUL_EFFICIENCY, Setting
-from hsap.tune.step import MicroStep, layer_s, micro_s, optimizer_s, step_s, traffic_s
+from hsap.tune.step import MicroSteps, layer_s, micro_s, optimizer_s, step_s, traffic_s
 
 MODEL = ModelConfig(50, 2, 48, 6, 2, 8, 80, masks="window:5+causal")
 CLUSTER = Cluster("round", 4, 0, 1e9, 1e8, 1e-3, 2e-3, 1e9, 2, 1e9, 0.0)
@@ -32,15 +33,15 @@ def setting(zero: int, dp: int = 2, checkpointing: str = "none") -> Setting:
 
 
 def test_groups_meet_at_micro_steps_under_zero_2_and_at_the_step_s_end_under_zero_1() -> None:
-    light, heavy = MicroStep((0.0, 0.0), 10), MicroStep((10.0, 20.0), 10)
-    groups = [[heavy, light], [light, heavy]]
+    heavy = np.eye(2)
+    groups = MicroSteps((10.0 * heavy, 20.0 * heavy), np.full((2, 2), 10))
     seconds = {zero: step_s(MODEL, setting(zero), CLUSTER, groups) for zero in (1, 2)}
     # One heavy micro-step has 2 layers of 30 s; under ZeRO 2 each micro-step waits for the group that has it.
     assert seconds[1] == pytest.approx(60, abs=5) and seconds[2] == pytest.approx(120, abs=5)
 
 
 def test_recomputing_costs_a_forward_without_attention() -> None:
-    micro = MicroStep((1.0, 2.0), 100)
+    micro = MicroSteps((1.0, 2.0), 100)
     full, none = (micro_s(MODEL, setting(1, checkpointing=c), CLUSTER, micro) for c in ("full", "none"))
     assert full - none == pytest.approx(2 * layer_s(MODEL, "bf16", CLUSTER, 100))
     weights = 48 * (2 * 48 + 2 * 16 + 3 * 80)
@@ -48,7 +49,7 @@ def test_recomputing_costs_a_forward_without_attention() -> None:
 
 
 def test_ranks_on_fewer_cores_take_longer_around_attention() -> None:
-    micro, half = MicroStep((1.0, 2.0), 100), replace(CLUSTER, cores=2.0)
+    micro, half = MicroSteps((1.0, 2.0), 100), replace(CLUSTER, cores=2.0)
     alone, crowded = (micro_s(MODEL, setting(1), cluster, micro) for cluster in (CLUSTER, half))
     assert crowded - 2 * 3 == pytest.approx(2 * (alone - 2 * 3))
     assert optimizer_s(MODEL, setting(1), half) == 2 * optimizer_s(MODEL, setting(1), CLUSTER)

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hsap import clusters
-from hsap.data.pack import deal, deal_all
+from hsap.data.pack import deal, deal_all, deal_by_area
 from hsap.ir.check import Refused
 from hsap.models import ModelConfig
 from hsap.train.config import train_config
@@ -16,7 +17,7 @@ from hsap.tune import table
 from hsap.tune.choices import Refusals, shapes, too_large
 from hsap.tune.experiment import chosen, overrides, write
 from hsap.tune.job import Job, packs_per_step
-from hsap.tune.measure import override
+from hsap.tune.measure import Measured, override
 from hsap.tune.search import tune
 from hsap.tune.setting import GIB
 from tests.bench.planning.cases import FOLDER
@@ -76,6 +77,32 @@ def test_all_groups_are_dealt_as_each_is() -> None:
     assert deal_all(packs, 2, 2) == [deal(packs, rank, 2, 2) for rank in range(2)]
 
 
+@pytest.mark.parametrize(("dp", "micro"), [(1, 2), (3, 1), (2, 4), (4, 3)])
+def test_packs_go_to_the_least_loaded_rank_with_room(dp, micro) -> None:
+    areas = np.random.default_rng(dp).integers(0, 9, 24).tolist()
+    loads, hands = [0] * dp, [[] for _ in range(dp)]
+    for at, pack in enumerate(sorted(range(24), key=lambda pack: (-areas[pack], pack))):
+        full = micro * (at // (dp * micro) + 1)
+        rank = min((rank for rank in range(dp) if len(hands[rank]) < full), key=loads.__getitem__)
+        hands[rank].append(pack)
+        loads[rank] += areas[pack]
+    assert deal_by_area(areas, dp, micro).tolist() == np.reshape(hands, (dp, -1, micro)).tolist()
+
+
+def test_packs_are_weighed_as_their_masks_show_them(monkeypatch) -> None:
+    """Layers of two masks; and more tokens than a layout may hold are looked at in parts."""
+    asked = job(lengths=(300, 5, 1, 700, 44) * 9, packs=9, model=replace(MODEL, masks="window:7*1+causal*1"))
+    want = [
+        sum(n * (n + 1) / 2 + sum(min(row + 1, 7) for row in range(n)) for n in (p.num_tokens for p in pack)) / 2
+        for pack in asked.packs
+    ]
+    assert asked.loads.areas == pytest.approx(want)
+    assert asked.loads.tokens.tolist() == [sum(p.num_tokens for p in pack) for pack in asked.packs]
+    assert asked.loads.documents.tolist() == [len(pack) for pack in asked.packs]
+    monkeypatch.setattr("hsap.tune.job.MAX_TOKENS", 1100)
+    assert replace(asked).loads.areas == pytest.approx(want)
+
+
 @pytest.fixture(scope="module")
 def found():
     return tune(job(), ["sap", "usp"], 5)
@@ -96,15 +123,21 @@ def test_rows_are_ranked_and_fit(found) -> None:
 
 
 def test_the_table_has_every_row_and_reason(found) -> None:
-    text = table.text(found, {0: 123456.0, 1: "it failed"})
-    assert "123,456" in text and "it failed" in text and "Not in the table:" in text
+    trials = {0: Measured(123456.0), 1: Measured(None, "it fell over")}
+    text = table.text(found, trials)
+    assert "123,456" in text and "Not in the table:" in text
+    assert f"{found.rows[1].setting.planner}: it fell over" in text.split("Trials that failed:")[1]
+    told = [(row["measured_tokens_per_s"], row["trial_failed"]) for row in table.figures(found, trials)["rows"]]
+    assert told == [(123456.0, None), (None, "it fell over"), *[(None, None)] * (len(found.rows) - 2)]
     assert text.count("GiB") >= 2 and f"{found.rows[0].setting.dp} x {found.rows[0].setting.topology}" in text
     figures = table.figures(found)
     assert len(figures["rows"]) == len(found.rows) and figures["rows"][0]["memory_bytes"]["weights"] > 0
 
 
 def test_what_never_fits_is_refused_with_what_would() -> None:
-    with pytest.raises(Refused, match=r"nothing that is legal fits 8 ranks.*needs .* GiB.*largest item is .*--nodes"):
+    with pytest.raises(
+        Refused, match=r"nothing that is legal fits 8 ranks.*needs .* GiB.*largest item is .* nodes would do"
+    ):
         tune(job(seq_len=1 << 24, lengths=(1 << 24,), packs=1), ["sap"], 3)
     with pytest.raises(Refused, match="unknown name 'nobody'"):
         tune(job(), ["nobody"], 3)

@@ -18,7 +18,7 @@ from hsap.models.config import ModelConfig
 from hsap.tune.collectives import gather_s
 from hsap.tune.memory import kept_copies, loss_bytes, rank_bytes, saved_bytes, working_bytes
 from hsap.tune.setting import Setting, reserve_bytes
-from hsap.tune.step import STEP_BYTES, MicroStep, ends_s, layer_s, step_s
+from hsap.tune.step import STEP_BYTES, MicroSteps, ends_s, layer_s, step_s
 
 MODEL = ModelConfig(
     vocab_size=32000, num_layers=48, hidden_dim=7168, num_q_heads=56, num_kv_heads=56, head_dim=128, ffn_dim=19200,
@@ -102,8 +102,8 @@ def _split(length: int, topology: Topology, planner: str, cluster: Cluster) -> I
     forward_s, backward_s = timeline.seconds("forward"), timeline.seconds("backward")
     items = rank_bytes(MODEL, setting, tokens, arena, reserve_bytes(cluster), kept_copies(MODEL, setting))
     for again in (False, True):
-        micro = MicroStep((forward_s * (1 + again), backward_s), tokens)
-        seconds = step_s(MODEL, setting, cluster, [[micro] * setting.accumulation] * dp)
+        micro = MicroSteps.alike((forward_s * (1 + again), backward_s), tokens, dp, setting.accumulation)
+        seconds = step_s(MODEL, setting, cluster, micro)
         dropped = items["attention's saved tensors"] * (1 - 1 / MODEL.num_layers) if again else 0.0
         yield Way(f"dp {dp}, {topology}{AGAIN * again}", seconds, sum(items.values()) - dropped)
 

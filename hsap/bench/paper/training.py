@@ -13,7 +13,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
 from hsap.tune.setting import Setting
-from hsap.tune.step import MicroStep, step_s
+from hsap.tune.step import MicroSteps, step_s
 
 MODEL = ModelConfig(
     vocab_size=32000, num_layers=32, hidden_dim=4096, num_q_heads=32, num_kv_heads=32, head_dim=128, ffn_dim=11008,
@@ -81,7 +81,7 @@ def _seconds(
     timeline = priced(lengths, HEADS, topology, cluster, planner, **options)
     attention_s = (timeline.seconds("forward"), timeline.seconds("backward"))
     setting = Setting(1, topology, planner, 3, MODEL.checkpointing, 1, 1)
-    return step_s(MODEL, setting, cluster, [[MicroStep(attention_s, int(timeline.plan.tokens_per_rank.max()))]])
+    return step_s(MODEL, setting, cluster, MicroSteps(attention_s, int(timeline.plan.tokens_per_rank.max())))
 
 
 def real_part(lengths: Sequence[int], context: int) -> float:
