@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.data.document import NO_TARGET, Document
+from hsap.data.document import NO_TARGET, Document, Rejected
 
 ChatOf = Callable[[Mapping[str, object], str], tuple]
 """Reads a row (values by field, its place for messages) as chats: none, one, or as many as a tree of messages has.
@@ -27,12 +27,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names of fields, and who reads rows that have neither text nor tokens.
+    """The names of fields, and who reads rows as chats.
 
     text: wins where a row has tokens too, because those may be another tokenizer's; None reads tokens only. tokens:
     names tried in order for a list of token ids. labels: beside tokens, the token itself where it is a target of the
     loss, -100 where not (unshifted, as Hugging Face's models take them). mask: names tried in order for 0 or 1 a token,
-    whether it is a target. padding: 0 where a token is padding, which is cut off. id: optional in the data.
+    whether it is a target. padding: 0 where a token is padding, which is cut off. id: optional in the data. chats_first:
+    a row that is a chat is read as one whatever else it has; otherwise only a row without text and tokens is.
     """
 
     text: str | None = "text"
@@ -42,11 +43,12 @@ class Fields:
     padding: str | None = "attention_mask"
     id: str | None = "id"
     chat_of: ChatOf | None = None
+    chats_first: bool = False
 
     def wanted(self, names: list[str]) -> list[str]:
         """Choose the columns to read of those there are: all, where a row may be a conversation."""
         content = [name for name in (self.text, *self.tokens) if name in names]
-        if not content:
+        if not content or self.chats_first:
             return names
         rest = (self.text, *self.tokens, self.labels, *self.mask, self.padding, self.id)
         return [name for name in names if name in rest]
@@ -55,24 +57,26 @@ class Fields:
 def documents_of(row: Row, fields: Fields) -> tuple[Document, ...]:
     """Say what documents a row is: one, perhaps empty, or the chats in it.
 
-    Errors: ValueError for a row that can't be read; `Rejected` for a chat that is to be left out and counted.
+    Errors: ValueError for a row that can't be read; `Rejected` for one that is to be left out and counted.
     """
     values, where = row.values, row.where
     name = values.get(fields.id) if fields.id is not None else None
     name = row.id if name is None else str(name)
-    if fields.text is not None and fields.text in values:
-        return (Document(name, where, text=as_text(values[fields.text], fields.text, where)),)
-    for field in fields.tokens:
-        if field in values:
-            return (_tokenised(name, values, field, fields, where),)
-    chats = fields.chat_of(values, where) if fields.chat_of is not None else ()
-    if chats:
-        return tuple(Document(f"{name}#{i}" if i else name, where, chat=chat) for i, chat in enumerate(chats))
-    wanted = [repr(field) for field in (fields.text, *fields.tokens) if field is not None]
-    raise ValueError(
-        f"{where}: the row has none of the fields {', '.join(wanted)}, only {', '.join(sorted(values)) or 'none'}; "
-        f"name the right one in data.text_field, or repair the line"
-    )
+    named = next((field for field in (fields.text, *fields.tokens) if field is not None and field in values), None)
+    if named is None or fields.chats_first:
+        chats = fields.chat_of(values, where) if fields.chat_of is not None else ()
+        if chats:
+            return tuple(Document(f"{name}#{i}" if i else name, where, chat=chat) for i, chat in enumerate(chats))
+    if named is None:
+        wanted = [repr(field) for field in (fields.text, *fields.tokens) if field is not None]
+        raise ValueError(
+            f"{where}: the row is no chat and has none of the fields {', '.join(wanted)}, only "
+            f"{', '.join(sorted(values)) or 'none'}; name the right one in data.text_field (or those of chats in "
+            f"data.chat_fields), or repair the line"
+        )
+    if named == fields.text:
+        return (Document(name, where, text=as_text(values[named], named, where)),)
+    return (_tokenised(name, values, named, fields, where),)
 
 
 def as_text(value: object, field: str, where: str) -> str:
@@ -118,10 +122,7 @@ def _tokenised(name: str, values: Mapping[str, object], field: str, fields: Fiel
         real = _flags(values[fields.padding], fields.padding, tokens, where)
         kept = np.flatnonzero(real)
         if len(kept) and len(kept) != kept[-1] - kept[0] + 1:
-            raise ValueError(
-                f"{where}: field {fields.padding!r} has zeros between ones, so it is no padding at an end; leave the "
-                f"field out, or repair the line"
-            )
+            raise Rejected(where, f"{fields.padding} with zeros between ones, which is no padding at an end")
         tokens, trained = tokens[real], None if trained is None else trained[real]
     return Document(name, where, tokens=tokens, trained=trained)
 
@@ -134,10 +135,11 @@ def _trained(values: Mapping[str, object], tokens: np.ndarray, fields: Fields, w
         trained = labels != NO_TARGET
         bad = np.flatnonzero(trained & (labels != tokens))
         if len(bad):
-            raise ValueError(
-                f"{where}: label {int(bad[0])} of field {fields.labels!r} is {int(labels[bad[0]])}, the token "
-                f"{int(tokens[bad[0]])}; a label is its own token or {NO_TARGET}: undo the shift by one if there is "
-                f"one, or set data.labels_field=null"
+            raise Rejected(
+                where,
+                f"{fields.labels} that are neither their tokens nor {NO_TARGET} (undo a shift by one, or set "
+                f"data.labels_field=null)",
+                f"label {int(bad[0])} is {int(labels[bad[0]])}, the token {int(tokens[bad[0]])}",
             )
         return trained
     for name in fields.mask:
@@ -152,15 +154,13 @@ def _flags(value: object, field: str, tokens: np.ndarray, where: str) -> np.ndar
     )
     _same_length(flags, field, tokens, where)
     if not np.isin(flags, (0, 1)).all():
-        raise ValueError(f"{where}: field {field!r} holds other numbers than 0 and 1; repair the line")
+        raise Rejected(where, f"{field} of other numbers than 0 and 1")
     return flags.astype(bool)
 
 
 def _same_length(values: np.ndarray, field: str, tokens: np.ndarray, where: str) -> None:
     if len(values) != len(tokens):
-        raise ValueError(
-            f"{where}: field {field!r} holds {len(values)} values for {len(tokens)} tokens; repair the line"
-        )
+        raise Rejected(where, f"{field} of another length than the tokens", f"{len(values)} for {len(tokens)}")
 
 
 def _integers(value: object, field: str, where: str) -> np.ndarray:

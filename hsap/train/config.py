@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -11,6 +12,17 @@ from hsap.data.sources import DTYPES, FORMATS
 from hsap.data.sources.mixture import WHEN_EXHAUSTED
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
+
+
+def _is_date(value: object) -> bool:
+    try:
+        return isinstance(value, str) and len(value) == 10 and bool(datetime.date.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, str) and one for pair in value.items() for one in pair)
 
 
 def _is_betas(value: object) -> bool:
@@ -49,6 +61,12 @@ class DataConfig:
     add_eos: bool | None = flag(optional=True)
     bos: str | None = text("a piece of the tokenizer", optional=True)
     eos: str | None = text("a piece of the tokenizer", optional=True)
+    chat_template: str | None = text("chatml, llama2, mistral, or a file", optional=True)
+    chat_date: str = rule("a day, like '2024-07-26' in quotes", _is_date)
+    chat_fields: Mapping[str, str] = rule("names of fields, like {messages: talk}", _is_names)
+    loss: str = choice("assistant", "last_assistant", "weighted", "all")
+    answers: str = choice("all", "best")
+    trees: str = choice("all", "best")
     pack_tokens: int = integer(1)
     packing: str = choice(*POLICIES)
     long_documents: str = choice(*LONG_DOCUMENTS)

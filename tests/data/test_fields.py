@@ -32,11 +32,16 @@ def test_a_row_without_text_and_tokens_is_offered_as_a_chat(tmp_path):
     assert source.tally.counts == {"turns out of order": 2}
     assert [one.where for one in source.tally.examples] == [f"{tmp_path / 'd.jsonl'}:{line}" for line in (2, 5)]
     assert source.tally.told().startswith("2 left out: 2 for turns out of order (")
+    first = sources.open(tmp_path / "d.jsonl", Fields(chat_of=chat_of, chats_first=True))
+    assert [document.chat for document in first] == ["a", "b", "c", "d"]
+    (text,) = documents({"text": "a"}, Fields(chat_of=lambda *_: (), chats_first=True))
+    assert text.text == "a"
 
 
 def test_all_columns_are_read_where_a_row_may_be_a_chat():
     assert Fields().wanted(["messages", "tools", "id"]) == ["messages", "tools", "id"]
     assert Fields().wanted(["text", "messages", "id"]) == ["text", "id"]
+    assert Fields(chats_first=True).wanted(["text", "messages", "id"]) == ["text", "messages", "id"]
     assert Fields(text=None).wanted(["text", "input_ids", "labels", "url"]) == ["input_ids", "labels"]
 
 

@@ -116,7 +116,7 @@ def test_ids_at_the_border_and_empty_documents_pass():
 
 def test_pretokenised_documents_are_taken_as_they_are_and_checked(tmp_path):
     tokenizer = load_tokenizer(word_level(tmp_path / "tokenizer.json", ["?", "<s>", "</s>", "sea"]))
-    assert tokenise(Document("a", "d:1", tokens=np.array([3, 0])), tokenizer).tolist() == [3, 0]
+    assert tokenise(Document("a", "d:1", tokens=np.array([3, 0])), tokenizer).tokens.tolist() == [3, 0]
     with pytest.raises(ValueError, match=r"^d:2: "):
         tokenise(Document("b", "d:2", tokens=np.array([3, 4])), tokenizer)
 

@@ -178,7 +178,7 @@ class Source:
         return (
             f"the data set {self.path} holds no document: {len(self.files)} file(s) read, {self.num_empty} document(s) "
             f"without text (read as {self.format}){left_out}; point data.path (or data.eval_path) at data with a "
-            f"field {self.reading.fields.text!r} or with tokens"
+            f"field {self.reading.fields.text!r}, with tokens or with chats"
         )
 
 

@@ -145,17 +145,18 @@ TABLE = {
     "JSON: labels that are shifted": (
         {"d.jsonl": b'{"tokens": [1, 2, 3], "labels": [2, 3, -100]}'},
         {},
-        "d.jsonl:1: label 0 of field 'labels' is 2, the token 1",
+        "holds no document: .* 1 for labels that are neither their tokens nor -100 .undo a shift.*d.jsonl:1",
     ),
+    "JSON: labels that are no list": ({"d.jsonl": b'{"tokens": [1], "labels": "1"}'}, {}, "'labels' is not a list of in"),
     "JSON: too few labels": (
         {"d.jsonl": b'{"tokens": [1, 2], "labels": [1]}'},
         {},
-        "'labels' holds 1 values for 2 tokens",
+        "1 for labels of another length than the tokens .*d.jsonl:1",
     ),
     "JSON: padding in the middle": (
         {"d.jsonl": b'{"tokens": [1, 2, 3], "attention_mask": [1, 0, 1]}'},
         {},
-        "'attention_mask' has zeros between ones",
+        "1 for attention_mask with zeros between ones, .*d.jsonl:1",
     ),
     "JSON: a negative id": (
         {"d.jsonl": b'{"tokens": [1, -2]}'},
@@ -165,7 +166,7 @@ TABLE = {
     "JSON: a mask of other numbers": (
         {"d.jsonl": b'{"tokens": [1], "loss_mask": [2]}'},
         {},
-        "other numbers than 0 and 1",
+        "1 for loss_mask of other numbers than 0 and 1 .*d.jsonl:1",
     ),
     "parquet: cut short": ({"d.parquet": ROWS[:-9]}, {}, "d.parquet is no readable parquet file"),
     "parquet: empty": ({"d.parquet": b""}, {}, "d.parquet is no readable parquet file"),
@@ -417,6 +418,16 @@ COUNTED = {
     "Megatron": (megatron(idx(lengths=(0, 5), borders=(0, 1, 1, 2))), 2),
     "datatrove": ({"d.ds": b"\1\0" * 4, "d.ds.index": struct.pack("<4Q", 0, 2, 2, 4)}, 2),
 }
+
+
+def test_rows_whose_labels_or_masks_do_not_fit_are_left_out_alone(tmp_path):
+    rows = [{"tokens": [1, 2], "labels": labels} for labels in ([1, 2], [2, -100], [1], [-100, -100])]
+    rows += [{"tokens": [1, 2], "loss_mask": [1, 2]}, {"tokens": [1, 2, 3], "attention_mask": [1, 0, 1]}]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = sources.open(tmp_path / "d.jsonl")
+    assert [document.trained.tolist() for document in source] == [[True, True], [False, False]]
+    assert len(source.tally.counts) == 4 and set(source.tally.counts.values()) == {1}
+    assert [one.where.split(":")[-1] for one in source.tally.examples] == ["2", "3", "5", "6"]
 
 
 @pytest.mark.parametrize("name", COUNTED)
