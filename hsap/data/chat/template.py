@@ -30,7 +30,7 @@ from hsap.data.tokenise import Tokenizer
 SHIPPED = ("chatml", "llama2", "mistral")
 LOSSES = ("assistant", "last_assistant", "weighted", "all")
 """What is trained: every assistant's turn that the data doesn't give weight 0; the last one only; turns of anybody
-that the data gives a weight above 0; all tokens."""
+that the data gives weight 1; all tokens."""
 
 _FOLDER = Path(__file__).parent / "templates"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -147,7 +147,11 @@ TABLE = {
         {},
         "holds no document: .* 1 for labels that are neither their tokens nor -100 .undo a shift.*d.jsonl:1",
     ),
-    "JSON: labels that are no list": ({"d.jsonl": b'{"tokens": [1], "labels": "1"}'}, {}, "'labels' is not a list of in"),
+    "JSON: labels that are no list": (
+        {"d.jsonl": b'{"tokens": [1], "labels": "1"}'},
+        {},
+        "d.jsonl:1: field 'labels' is not a list of integers",
+    ),
     "JSON: too few labels": (
         {"d.jsonl": b'{"tokens": [1, 2], "labels": [1]}'},
         {},
