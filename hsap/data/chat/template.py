@@ -184,7 +184,7 @@ def _config(path: Path) -> dict:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); repair it, or set data.chat_template") from error
+        raise ValueError(f"{path}: not valid JSON ({error}); repair it, or take it away") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: not an object; repair it, or set data.chat_template")
+        raise ValueError(f"{path}: not an object; repair it, or take it away")
     return values

@@ -190,7 +190,11 @@ TABLE = {
         "d.parquet is no readable parquet file",
     ),
     "parquet: null text": ({"d.parquet": parquet(text=["a", None])}, {}, "d.parquet:row 1: field 'text' is a NoneType"),
-    "parquet: no field": ({"d.parquet": parquet(body=["a"])}, {}, "d.parquet:row 0: the row has none of .*, only body"),
+    "parquet: no field": (
+        {"d.parquet": parquet(body=["a"])},
+        {},
+        "d.parquet:row 0: the row is no chat and has none of .*, only body",
+    ),
     "parquet: null tokens": (
         {"d.parquet": parquet(tokens=[[1], [2, None]])},
         {},
