@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "clusters": {"ir"},
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir", "keys"},
-    "data": {"ir", "api"},
+    "data": {"ir", "api", "loops"},
     "view": {"ir", "sim", "verify"},
     "bench": {"ir", "clusters", "api", "compiler", "planners", "sim", "runtime", "models", "tune"},
     "tune": {"ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},

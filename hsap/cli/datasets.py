@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from pathlib import Path
 
@@ -32,14 +33,19 @@ def draw(name: str, num_tokens: int, seed: int) -> list[int]:
     one_of("--dataset: unknown name", name, names(), "datasets")
     num_tokens = whole("--tokens", num_tokens, 1, MAX_TOKENS)
     rng = np.random.default_rng(whole("--seed", seed, 0, MAX_SEED))
-    samples = _samples()
-    table, lengths_of = (samples[name], _of_samples) if name in samples else (_bins()[name], _of_bins)
     drawn = np.zeros(0, np.int64)
     while drawn.sum() < num_tokens:
-        drawn = np.concatenate([drawn, lengths_of(table, rng.random((_DRAWN_AT_ONCE, 2)))])
+        drawn = np.concatenate([drawn, documents(name, _DRAWN_AT_ONCE, rng)])
     count = int(np.searchsorted(np.cumsum(drawn), num_tokens)) + 1
     lengths = drawn[:count].tolist()
     return [*lengths[:-1], num_tokens - sum(lengths[:-1])]
+
+
+def documents(name: str, num_documents: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw the lengths [tokens] of so many documents of a dataset that is known: int64 [num_documents]."""
+    samples = _samples()
+    table, lengths_of = (samples[name], _of_samples) if name in samples else (_bins()[name], _of_bins)
+    return lengths_of(table, rng.random((num_documents, 2)))
 
 
 def _of_samples(samples: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -59,6 +65,7 @@ def _of_bins(bins: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return np.where(flat, low * (high / low) ** at, curved).astype(np.int64)
 
 
+@functools.cache
 def _bins() -> dict[str, np.ndarray]:
     """Length bins of each fitted dataset: float64 [n, 4] of low, high [tokens], share, alpha."""
     tables: dict[str, list] = {}
@@ -67,6 +74,7 @@ def _bins() -> dict[str, np.ndarray]:
     return {name: np.array(rows) for name, rows in tables.items()}
 
 
+@functools.cache
 def _samples() -> dict[str, np.ndarray]:
     """Measured lengths of each dataset: int64 [n]."""
     return {name: np.array(lengths) for name, lengths in json.loads(_read("samples.json")).items()}

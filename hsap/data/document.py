@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from hsap.data.chat.conversation import Conversation, Preference
 
 NO_TARGET = -100
 """The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
 
 
+class Rejected(ValueError):
+    """One document that can't be trained on; the rest of its data set can.
+
+    where: "path:line". reason: a few words that say the kind of fault and nothing of this document, to count by. The
+    message has both, and what this document's fault is.
+    """
+
+    def __init__(self, where: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"{where}: {reason}{f' ({detail})' if detail else ''}")
+        self.where = where
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """One document: its text, or its tokens where the data set is tokenised already.
+    """One document: its text, its tokens where the data set is tokenised already, or what was said in a chat.
 
     id: the row's own id, or "file:line" with the file's bare name, so that moving a data set changes no id.
     where: "path:line", for messages.
-    tokens: int64 [num_tokens], complete: BOS and EOS, if wanted, are among them.
+    tokens: int64 [num_tokens], complete: BOS and EOS, if wanted, are among them. trained: bool [num_tokens], beside
+    tokens, as in `Sample`. chat: a conversation, or a question with several answers.
     """
 
     id: str
     where: str
     text: str | None = None
     tokens: np.ndarray | None = None
+    trained: np.ndarray | None = None
+    chat: Conversation | Preference | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

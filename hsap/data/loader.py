@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hsap.data.batch import MicroBatch, build_micro_batch, count_targets, count_tokens, doc_ids_hash, padding_share
-from hsap.data.pack import WINDOW, Pack, PackStream, check_dealing, check_packing, deal, epoch_packs
+from hsap.data.packing import Pack, Packing, PackStream, check_dealing, deal, epoch_packs
 from hsap.data.prefetch import Prefetch
 from hsap.data.store import DocumentStore
 from hsap.ir.check import whole
@@ -18,7 +18,7 @@ class StepBatch:
 
     step: from 1. epoch: from 0, that of the step's first pack. global_num_targets: over all packs of the step, the
     denominator of the loss; may be 0. doc_ids_hash, num_tokens, padding_share: over all packs of the step.
-    cursor: fits JSON; a loader given it goes on with the next step.
+    pack_tokens: of this step. cursor: fits JSON; a loader given it goes on with the next step.
     """
 
     step: int
@@ -28,7 +28,8 @@ class StepBatch:
     doc_ids_hash: str
     num_tokens: int
     padding_share: float
-    cursor: dict[str, int | str]
+    pack_tokens: int
+    cursor: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class StepLoader:
     """The steps of a run for one data-parallel rank, endless, prepared `lookahead` steps ahead on a background thread.
 
     packs_per_step must be a multiple of dp_size × micro_packs; the quotient is the number of micro-batches in a step
-    (gradient accumulation). What a step holds depends on store, seed, policy, pack_tokens and packs_per_step alone.
+    (gradient accumulation). What a step holds depends on store, seed, packing and packs_per_step alone.
     To resume, give `cursor` (that of the last step done; cheap) or `start_step` (the first step to give).
     An exception of the thread comes out of `next`. Use it as a context manager, or call `close`.
     Errors (ValueError): settings that don't fit; another run's cursor.
@@ -59,22 +60,20 @@ class StepLoader:
     def __init__(
         self,
         store: DocumentStore,
+        packing: Packing,
         *,
-        pack_tokens: int,
         packs_per_step: int,
         micro_packs: int = 1,
         dp_rank: int = 0,
         dp_size: int = 1,
         seed: int = 0,
-        policy: str = "best_fit",
-        window: int = WINDOW,
         lookahead: int = 2,
         start_step: int = 1,
-        cursor: dict[str, int | str] | None = None,
+        cursor: dict[str, object] | None = None,
     ) -> None:
         check_dealing(packs_per_step, dp_size, micro_packs)
         whole("data-parallel rank", dp_rank, 0, dp_size - 1)
-        stream = PackStream(store.lengths, pack_tokens, packs_per_step, seed, policy, window)
+        stream = PackStream(store.lengths, packing, packs_per_step, seed, store.uncut)
         if cursor is not None:
             stream.load_state_dict(cursor)
         elif whole("start step", start_step) != 1:
@@ -103,28 +102,33 @@ def _steps(
 ) -> Iterator[StepBatch]:
     for step in stream:
         hands = deal(step.packs, dp_rank, dp_size, micro_packs)
-        num_tokens = count_tokens(step.packs)
         yield StepBatch(
             step=step.step,
             epoch=step.epoch,
-            micro_batches=tuple(build_micro_batch(store, hand, stream.pack_tokens) for hand in hands),
+            micro_batches=tuple(build_micro_batch(store, hand, step.pack_tokens) for hand in hands),
             global_num_targets=count_targets(store, step.packs),
             doc_ids_hash=doc_ids_hash(store, step.packs),
-            num_tokens=num_tokens,
-            padding_share=padding_share(num_tokens, len(step.packs), stream.pack_tokens),
+            num_tokens=count_tokens(step.packs),
+            padding_share=padding_share(step.packs, step.pack_tokens),
+            pack_tokens=step.pack_tokens,
             cursor=stream.state_dict(),
         )
 
 
+def eval_packing(packing: Packing) -> Packing:
+    """How held-out data are packed: as long as the longest stage; there are no steps to be `balanced`."""
+    pack_tokens = max(tokens for _, tokens in packing.stages)
+    policy = "best_fit" if packing.policy == "balanced" else packing.policy
+    return replace(packing, pack_tokens=pack_tokens, policy=policy, curriculum=())
+
+
 def eval_batches(
     store: DocumentStore,
+    packing: Packing,
     *,
-    pack_tokens: int,
     micro_packs: int = 1,
     dp_rank: int = 0,
     dp_size: int = 1,
-    policy: str = "best_fit",
-    window: int = WINDOW,
     max_packs: int | None = None,
 ) -> EvalBatches:
     """Prepare held-out data once: the same packs at every evaluation and for every seed and data-parallel size.
@@ -132,18 +136,17 @@ def eval_batches(
     max_packs: take no more than the first so many (they are in random order); None: all. Errors (ValueError): settings
     that don't fit.
     """
-    pack_tokens, window = check_packing(store.lengths, pack_tokens, policy, window)
+    packing = eval_packing(packing)
     if max_packs is not None:
         max_packs = whole("eval max_packs (None for all)", max_packs, 0)
-    packs = epoch_packs(store.lengths, pack_tokens, seed=0, epoch=0, policy=policy, window=window)[:max_packs]
+    packs = epoch_packs(store.lengths, packing, seed=0, epoch=0, uncut=store.uncut)[:max_packs]
     check_dealing(0, dp_size, micro_packs)
     padded: list[Pack] = packs + [()] * (-len(packs) % (dp_size * micro_packs))
-    num_tokens = count_tokens(packs)
     hands = deal(padded, dp_rank, dp_size, micro_packs)
     return EvalBatches(
-        micro_batches=tuple(build_micro_batch(store, hand, pack_tokens) for hand in hands),
+        micro_batches=tuple(build_micro_batch(store, hand, packing.pack_tokens) for hand in hands),
         global_num_targets=count_targets(store, packs),
         doc_ids_hash=doc_ids_hash(store, packs),
-        num_tokens=num_tokens,
-        padding_share=padding_share(num_tokens, len(padded), pack_tokens),
+        num_tokens=count_tokens(packs),
+        padding_share=padding_share(padded, packing.pack_tokens),
     )

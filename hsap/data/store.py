@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.data.document import Document
+from hsap.data.chat.template import Template
+from hsap.data.document import Document, Rejected, Sample
 from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
 from hsap.ir.check import shown
 
@@ -17,27 +19,58 @@ class DocumentStore:
     """Tokenised documents, in memory.
 
     tokens: int32 [num_tokens], the documents one after the other. starts: int64 [num_documents + 1]; document i is
-    tokens[starts[i]:starts[i + 1]]. ids: one a document, as its source names it.
+    tokens[starts[i]:starts[i + 1]]. ids: one a document, as its source names it. trained: bool [num_tokens], as in
+    `Sample`; None: every token is. answers: `Sample.answers` of all documents, None where no document has any:
+    (first int64 [num_documents + 1], rows int64 [num_answers]), document i's are rows[first[i]:first[i + 1]].
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     ids: tuple[str, ...]
+    trained: np.ndarray | None = None
+    answers: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each document: int64 [num_documents]."""
         return np.diff(self.starts)
 
+    @property
+    def uncut(self) -> np.ndarray | None:
+        """Which documents a pack may hold whole only, those with answers: bool [num_documents]; None: no document."""
+        return None if self.answers is None else np.diff(self.answers[0]) > 0
+
+    def answers_of(self, document: int) -> tuple[int, ...]:
+        """Give the rows at which the answers of a document begin; empty for one that is no shared question."""
+        if self.answers is None:
+            return ()
+        first, rows = self.answers
+        return tuple(rows[first[document] : first[document + 1]].tolist())
+
     @classmethod
     def from_documents(cls, documents: Iterable[tuple[str, np.ndarray]]) -> DocumentStore:
         """Make a store from (id, token ids) pairs; ValueError where ids aren't a list of integers that fit int32."""
-        ids, parts = [], [np.zeros(0, dtype=np.int32)]
-        for name, tokens in documents:
-            ids.append(name)
-            parts.append(_token_ids(name, tokens))
+        return cls.from_samples(Sample(name, _token_ids(name, tokens)) for name, tokens in documents)
+
+    @classmethod
+    def from_samples(cls, samples: Iterable[Sample]) -> DocumentStore:
+        """Make a store from samples; a column that no sample has a use for is None."""
+        ids, parts, marks, answers = [], [np.zeros(0, dtype=np.int32)], [], []
+        for sample in samples:
+            ids.append(sample.id)
+            parts.append(sample.tokens)
+            marks.append(sample.trained)
+            answers.append(sample.answers)
         starts = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        return cls(np.concatenate(parts), starts, tuple(ids))
+        trained = None
+        if any(mark is not None for mark in marks):
+            whole = (np.ones(len(part), bool) if mark is None else mark for part, mark in zip(parts[1:], marks))
+            trained = np.concatenate([*whole])
+        rows = None
+        if any(answers):
+            first = np.cumsum([0, *map(len, answers)], dtype=np.int64)
+            rows = (first, np.array([row for one in answers for row in one], dtype=np.int64))
+        return cls(np.concatenate(parts), starts, tuple(ids), trained, rows)
 
 
 def _token_ids(name: str, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -56,19 +89,37 @@ def _token_ids(name: str, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def tokenise_documents(
-    source: Iterable[Document], tokenizer: Tokenizer, vocab_size: int | None = None
+    source: Iterable[Document],
+    tokenizer: Tokenizer,
+    vocab_size: int | None = None,
+    template: Callable[[], Template | None] | None = None,
+    most_tokens: int | None = None,
+    reject: Callable[[str, str], None] | None = None,
 ) -> DocumentStore:
     """Tokenise every document of a source.
 
-    vocab_size: the model's, which may differ from the tokenizer's. Errors (ValueError): what the source refuses; a
-    token id outside either vocabulary, with the document's file:line.
+    vocab_size: the model's, which may differ from the tokenizer's. template: gives what turns chats into text; called
+    for the first chat, so that data without any needs none that is sound. most_tokens: of a shared question, which no
+    pack may cut. reject: told the place and the reason of every document that `Rejected` is raised for, which is left
+    out; without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside either
+    vocabulary, with the document's file:line.
     """
+    chat_template = functools.cache(template or (lambda: None))
 
-    def walk():
+    def walk() -> Iterator[Sample]:
         for document in source:
-            tokens = tokenise(document, tokenizer)
+            try:
+                sample = tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
+                if sample.answers and most_tokens is not None and len(sample.tokens) > most_tokens:
+                    detail = f"{len(sample.tokens)} tokens, of {most_tokens} at most"
+                    raise Rejected(document.where, "a question with its answers is longer than a pack", detail)
+            except Rejected as error:
+                if reject is None:
+                    raise
+                reject(error.where, error.reason)
+                continue
             if vocab_size is not None:
-                check_token_ids(tokens, vocab_size, document.where)
-            yield document.id, tokens
+                check_token_ids(sample.tokens, vocab_size, document.where)
+            yield sample
 
-    return DocumentStore.from_documents(walk())
+    return DocumentStore.from_samples(walk())

@@ -1,21 +1,44 @@
-"""Tokenise: from documents to token ids, by SentencePiece or by Hugging Face's `tokenizers`.
+"""Tokenise: from documents to samples of token ids, by SentencePiece or by Hugging Face's `tokenizers`.
 
 BOS and EOS: by default every document gets BOS before its first token and EOS after its last one, each where the
 tokenizer has such a token; settings turn either off, or demand it. Within a document they are ordinary tokens: BOS
 predicts the first word, the last word predicts EOS, and EOS, being last, predicts nothing. A document that arrives as
-tokens is taken as it is. Text that spells a control token ("</s>") stays text.
+tokens is taken as it is. Text that spells a control token ("</s>") stays text. Chats have the control tokens that their
+template writes, and no others.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hsap.data.document import Document
+from hsap.data.document import Document, Sample
+
+if TYPE_CHECKING:
+    from hsap.data.chat.template import Template
 
 BOS_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<|bos|>", "[BOS]")
 EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|eos|>", "[EOS]")
+
+_SPACES_AS_THEY_ARE = bytes([0x1A, 4, 0x18, 0, 0x20, 0])
+"""Put behind a SentencePiece model: a protobuf message goes on with normalizer_spec { add_dummy_prefix: false
+remove_extra_whitespaces: false }, and the last value of a field holds."""
+
+After = Literal["start", "control", "text"]
+"""What stands before a part of a text: nothing, a control token, or text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A token that no text is read as. lstrip, rstrip: whether it swallows whitespace before it, behind it."""
+
+    id: int
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 class Tokenizer:
@@ -23,6 +46,7 @@ class Tokenizer:
 
     vocab_size: one more than the largest id it can give. bos_id, eos_id: None where it has none.
     prefix, suffix: the ids put before and after every document (the BOS and EOS policy), empty or of one id.
+    bos, eos: their pieces, None where it has none. control_tokens: by their pieces, BOS and EOS among them.
     """
 
     def __init__(self, backend, add_bos: bool | None, add_eos: bool | None, name: str) -> None:
@@ -31,12 +55,20 @@ class Tokenizer:
         self.vocab_size: int = backend.vocab_size
         self.bos_id: int | None = backend.bos_id
         self.eos_id: int | None = backend.eos_id
+        self.unk_id: int | None = backend.unk_id
         self.prefix = _border(self.bos_id, add_bos, "BOS", name)
         self.suffix = _border(self.eos_id, add_eos, "EOS", name)
+        self.bos, self.eos = (None if i is None else backend.piece(i) for i in (self.bos_id, self.eos_id))
+        borders = {piece: ControlToken(i) for piece, i in ((self.bos, self.bos_id), (self.eos, self.eos_id)) if piece}
+        self.control_tokens: dict[str, ControlToken] = borders | backend.control_tokens()
 
     def encode(self, text: str) -> np.ndarray:
         """Encode text alone, without BOS and EOS: int32 [num_tokens]."""
         return np.array(self._backend.encode(text), dtype=np.int32)
+
+    def encode_part(self, text: str, after: After) -> list[int]:
+        """Encode a part of a longer text: a space that the tokenizer puts before text is put where it is due only."""
+        return self._backend.encode_part(text, after) if text else []
 
     def encode_document(self, text: str) -> np.ndarray:
         """Encode a whole document with BOS and EOS as the policy says: int32 [num_tokens]."""
@@ -73,15 +105,23 @@ def load_tokenizer(
     return Tokenizer(backend, add_bos, add_eos, str(path))
 
 
-def tokenise(document: Document, tokenizer: Tokenizer) -> np.ndarray:
-    """Give the token ids of a document: int32 [num_tokens], by the BOS and EOS policy, or its own tokens as they are.
+def tokenise(document: Document, tokenizer: Tokenizer, template: Template | None = None) -> Sample:
+    """Give a document's sample: text by the BOS and EOS policy, a chat by the template, or its tokens as they are.
 
-    Errors (ValueError): an id outside the tokenizer's vocabulary, with file:line.
+    Errors (ValueError): an id outside the tokenizer's vocabulary, or a chat where there is no template, with file:line;
+    `Rejected`: a chat that the template has no form for.
     """
+    if document.chat is not None:
+        if template is None:
+            raise ValueError(
+                f"{document.where}: this is a chat, and the tokenizer comes with no chat template; set "
+                "data.chat_template to chatml, llama2, mistral, or to a file"
+            )
+        return template.sample(document.id, document.chat, document.where)
     if document.tokens is None:
-        return tokenizer.encode_document(document.text)
+        return Sample(document.id, tokenizer.encode_document(document.text))
     check_token_ids(document.tokens, tokenizer.vocab_size, document.where)
-    return document.tokens.astype(np.int32)
+    return Sample(document.id, document.tokens.astype(np.int32), document.trained)
 
 
 def check_token_ids(tokens: np.ndarray, vocab_size: int, where: str) -> None:
@@ -112,6 +152,26 @@ def _piece_id(lookup, name: str | None, usual: tuple[str, ...], setting: str, pa
     return next((lookup(piece) for piece in candidates if lookup(piece) is not None), None)
 
 
+def _without_prefix(part: object) -> bool:
+    """Take the space that a tokenizer puts before text out of its rules; says whether only a whole text's was there."""
+    first_only = False
+    if isinstance(part, dict):
+        if part.get("type") == "Metaspace":
+            first_only = part.get("prepend_scheme") == "first"
+            part |= {"prepend_scheme": "never"} if "prepend_scheme" in part else {}
+        if "add_prefix_space" in part and part.get("type") in ("ByteLevel", "Metaspace"):
+            part["add_prefix_space"] = False
+        for name, inner in part.items():
+            first_only |= _without_prefix(inner)
+            if isinstance(inner, dict) and inner.get("type") == "Prepend":
+                part[name] = None
+            elif isinstance(inner, list):
+                part[name] = [one for one in inner if not (isinstance(one, dict) and one.get("type") == "Prepend")]
+    elif isinstance(part, list):
+        first_only = max(map(_without_prefix, part), default=False)
+    return first_only
+
+
 class _HuggingFace:
     """A tokenizer.json."""
 
@@ -132,9 +192,31 @@ class _HuggingFace:
         self.bos_id = _piece_id(self._tokenizer.token_to_id, bos, BOS_NAMES, "bos", path)
         self.eos_id = _piece_id(self._tokenizer.token_to_id, eos, EOS_NAMES, "eos", path)
 
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        self.unk_id = None if unknown is None else self._tokenizer.token_to_id(unknown)
+        self._bare = None
+
     def encode(self, text: str) -> list[int]:
         # The file's own post-processor would add BOS by a policy of its own.
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_part(self, text: str, after: After) -> list[int]:
+        if self._bare is None:
+            values = json.loads(self._tokenizer.to_str())
+            # The scheme "first" puts the space before a whole text only, any other behind control tokens too.
+            rules = {name: values[name] for name in ("normalizer", "pre_tokenizer")}
+            self._first_only = _without_prefix(rules)
+            self._bare = type(self._tokenizer).from_str(json.dumps(values | rules))
+            self._bare.encode_special_tokens = True
+        prefixed = after == "start" or (after == "control" and not self._first_only)
+        return (self._tokenizer if prefixed else self._bare).encode(text, add_special_tokens=False).ids
+
+    def piece(self, token: int) -> str:
+        return self._tokenizer.id_to_token(token)
+
+    def control_tokens(self) -> dict[str, ControlToken]:
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token.content: ControlToken(i, token.lstrip, token.rstrip) for i, token in added if token.special}
 
     def decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
@@ -152,11 +234,13 @@ class _SentencePiece:
             raise ValueError(
                 f"{path} is not a SentencePiece model ({error}); set data.tokenizer to one, or to a tokenizer.json"
             ) from error
+        self._bare = None
         self.vocab_size = self._model.get_piece_size()
         own_bos, own_eos = self._model.bos_id(), self._model.eos_id()
         named_bos = _piece_id(self._lookup, bos, BOS_NAMES, "bos", path)
         named_eos = _piece_id(self._lookup, eos, EOS_NAMES, "eos", path)
         self.bos_id = own_bos if bos is None and own_bos >= 0 else named_bos
+        self.unk_id = self._model.unk_id()
         self.eos_id = own_eos if eos is None and own_eos >= 0 else named_eos
 
     def _lookup(self, piece: str) -> int | None:
@@ -166,6 +250,19 @@ class _SentencePiece:
 
     def encode(self, text: str) -> list[int]:
         return self._model.encode(text, out_type=int)
+
+    def encode_part(self, text: str, after: After) -> list[int]:
+        if after != "text":
+            return self.encode(text)
+        if self._bare is None:
+            self._bare = type(self._model)(model_proto=self._model.serialized_model_proto() + _SPACES_AS_THEY_ARE)
+        return self._bare.encode(text, out_type=int)
+
+    def piece(self, token: int) -> str:
+        return self._model.id_to_piece(token)
+
+    def control_tokens(self) -> dict[str, ControlToken]:
+        return {self.piece(i): ControlToken(i) for i in range(self.vocab_size) if self._model.is_control(i)}
 
     def decode(self, tokens: list[int]) -> str:
         return self._model.decode(tokens)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import functools
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hsap.data.pack import check_packing
-from hsap.data.sources import JsonLines, list_files
+from hsap.data import sources
+from hsap.data.chat import rows
+from hsap.data.chat.template import Template, load_template
+from hsap.data.fields import Fields
+from hsap.data.packing import count_long
+from hsap.data.sources.mixture import Mixture
 from hsap.data.store import DocumentStore, tokenise_documents
 from hsap.data.tokenise import Tokenizer, load_tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
 from hsap.ir.problem import Problem, Topology
+from hsap.ir.shared import check_shareable
 from hsap.models import ModelConfig
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
@@ -25,6 +33,10 @@ from hsap.train.planning import PlanningSetup
 _FIXED = (
     "data.pack_tokens",
     "data.packing",
+    "data.long_documents",
+    "data.max_document_tokens",
+    "data.max_delay_steps",
+    "data.curriculum",
     "train.seed",
     "train.packs_per_step",
     "engine.zero_stage",
@@ -38,7 +50,8 @@ _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
-    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to.
+    identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. left_out: in
+    words, documents of each data set that aren't used and why; empty if all are.
     """
 
     model: ModelConfig
@@ -46,15 +59,19 @@ class Inputs:
     eval_data: DocumentStore | None
     identity: dict
     checkpoint: dict | None
+    left_out: tuple[str, ...]
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
-    list_files(config.data.path)
+    open_data(config, config.data.path)
     if config.data.eval_path is not None and config.train.eval_every:
-        list_files(config.data.eval_path)
+        open_data(config, config.data.eval_path)
     data = config.data
     tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
+    if data.chat_template is not None:
+        # One that merely lies beside the tokenizer is no fault of a run on plain text, whatever is wrong with it.
+        chat_template(config, tokenizer)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
@@ -76,16 +93,17 @@ def read_inputs(config: TrainConfig) -> Inputs:
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    train_data = _documents(config, config.data.path, tokenizer, model)
+    train_data, left_out = _documents(config, "data.path", tokenizer, model)
     eval_data = None
     if config.data.eval_path is not None and config.train.eval_every:
-        eval_data = _documents(config, config.data.eval_path, tokenizer, model)
+        eval_data, more = _documents(config, "data.eval_path", tokenizer, model)
+        left_out += more
     identity = {**_settings(config, model), "data.path": _content(train_data)}
     state = None
     if config.resume:
         state = checkpoint.read_state(config)
         checkpoint.check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state)
+    return Inputs(model, train_data, eval_data, identity, state, left_out)
 
 
 def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:
@@ -111,10 +129,53 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def _documents(config: TrainConfig, path: str, tokenizer: Tokenizer, model: ModelConfig) -> DocumentStore:
-    store = tokenise_documents(JsonLines(path, config.data.text_field), tokenizer, model.vocab_size)
-    check_packing(store.lengths, config.data.pack_tokens, config.data.packing)
-    return store
+def open_data(config: TrainConfig, path: str | Mapping[str, float]) -> sources.Source | Mixture:
+    """Open a data set, or several with weights, as the configuration says; no row is read."""
+    data = config.data
+    if isinstance(path, Mapping):
+        opened = {name: open_data(config, name) for name in path}
+        return Mixture(opened, path, config.train.seed, data.exhausted)
+    chats = rows.ChatFields.named(data.chat_fields, data.trees, data.answers)
+    fields = Fields(
+        text=data.text_field,
+        tokens=Fields().tokens if data.tokens_field is None else (data.tokens_field,),
+        labels=data.labels_field,
+        id=data.id_field,
+        chat_of=functools.partial(rows.chat_of, fields=chats),
+        # A template that somebody names says that the chats are meant; one beside the tokenizer says nothing of data.
+        chats_first=data.chat_template is not None,
+    )
+    borders = {"end_id": data.end_id, "begin_id": data.begin_id}
+    return sources.open(path, fields, format=data.format, token_dtype=data.token_dtype, **borders)
+
+
+def chat_template(config: TrainConfig, tokenizer: Tokenizer) -> Template | None:
+    """Load the template that chats become text by, None where there is none; ValueError for one that is none."""
+    data = config.data
+    return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
+
+
+def _documents(
+    config: TrainConfig, setting: str, tokenizer: Tokenizer, model: ModelConfig
+) -> tuple[DocumentStore, tuple[str, ...]]:
+    """Read the data set that a setting names; also says what of it was left out, if anything was."""
+    source = open_data(config, getattr(config.data, setting.removeprefix("data.")))
+    store = tokenise_documents(
+        source,
+        tokenizer,
+        model.vocab_size,
+        functools.partial(chat_template, config, tokenizer),
+        config.packing.max_pack_tokens,
+        source.reject,
+    )
+    told = source.tally.told()
+    if not store.ids:
+        raise ValueError(f"{setting} gives no document: {told}; check the data")
+    if store.answers is not None:
+        for mask in set(model.layer_masks):
+            check_shareable(mask)
+    count_long(store.lengths, store.uncut, config.packing)
+    return store, (f"of the documents of {setting} {told}",) if told else ()
 
 
 def _settings(config: TrainConfig, model: ModelConfig) -> dict:
@@ -133,4 +194,6 @@ def _content(data: DocumentStore) -> str:
     """Describe data by what it holds, not by its path: it may move as long as it stays what it was."""
     digest = hashlib.sha256(data.tokens.tobytes())
     digest.update(data.starts.tobytes())
+    for column in (data.trained, *(data.answers or ())):
+        digest.update(b"" if column is None else column.tobytes())
     return f"{len(data.ids)} documents, {len(data.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -26,6 +26,7 @@ from hsap.data.prefetch import Prefetch
 from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem
+from hsap.ir.shared import shared_masks
 from hsap.ir.summary import summary
 from hsap.verify import verify
 
@@ -44,16 +45,22 @@ class PlanningSetup:
 
     def plan(self, batch: MicroBatch) -> Plan:
         """Compile and (by default) verify the plan of a micro-batch; ValueError where that fails."""
-        plan = self.compile(Layout.from_lengths(batch.lengths, batch.sequences))
+        plan = self.compile(Layout.from_lengths(batch.lengths, batch.sequences), batch.answers)
         if self.verify:
             report = verify(plan)
             if not report.ok:
                 raise ValueError(f"planner {plan.planner} made a plan that the verifier rejects:\n{report}")
         return plan
 
-    def compile(self, layout: Layout) -> Plan:
-        """Compile the plan of a layout; ValueError where that fails."""
-        return compile(replace(self.problem, layout=layout), self.planner, **self.options)
+    def compile(self, layout: Layout, answers: Sequence[Sequence[int]] = ()) -> Plan:
+        """Compile the plan of a layout, with the answers of each document if any has some; ValueError where that fails.
+
+        Each of the model's masks stays an entry of its own, so that layers find theirs by the same index.
+        """
+        masks = self.problem.masks
+        if any(answers):
+            masks = tuple((shared_masks(mask, layout.lengths, answers), layers) for mask, layers in masks)
+        return compile(replace(self.problem, layout=layout, masks=masks), self.planner, **self.options)
 
 
 class PlanExchange:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
-from hsap.data.loader import StepLoader, eval_batches
+from hsap.data.loader import StepLoader, eval_batches, eval_packing
+from hsap.data.packing import count_long
 from hsap.ir.mask import distinct_masks
 from hsap.ir.plan import Plan
 from hsap.ir.problem import arena_capacity
@@ -57,7 +58,7 @@ class Trainer:
         self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
-        most_tokens = -(-config.data.pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
+        most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
         self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
         self._eval_plans: list[Plan] | None = None
 
@@ -71,17 +72,16 @@ class Trainer:
         log, out = None, Path(config.out)
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
         if dist.get_rank() == 0:
-            print(self._opening(state["step"]), file=sys.stderr, flush=True)
+            print(*self._opening(state["step"]), sep="\n", file=sys.stderr, flush=True)
             log = MetricsLog(out, config.train.steps, state["step"], config.train.tensorboard, config.train.log_every)
         loader = StepLoader(
             self.inputs.train_data,
-            pack_tokens=config.data.pack_tokens,
+            config.packing,
             packs_per_step=config.train.packs_per_step,
             micro_packs=config.train.micro_packs,
             dp_rank=self.mesh.dp_rank,
             dp_size=self.mesh.dp_size,
             seed=config.train.seed,
-            policy=config.data.packing,
             lookahead=config.data.lookahead,
             cursor=state["cursor"],
         )
@@ -108,18 +108,25 @@ class Trainer:
             if log is not None:
                 log.close()
 
-    def _opening(self, step: int) -> str:
-        """One line on what is about to run and where it goes."""
+    def _opening(self, step: int) -> list[str]:
+        """One line on what is about to run and where it goes, and one for documents that aren't packed as they are."""
         config, model = self.config, self.inputs.model
         told = (
             f"hsap: {dist.get_world_size()} ranks on {config.engine.device} ({config.topology}, dp {config.dp}), "
             f"planner {config.planner.name}, {model.num_params:,} parameters, writing to {config.out}"
         )
-        if not step:
-            return told
         if step == config.train.steps:
-            return f"{told}; step {step} is the last: raise train.steps to go on"
-        return f"{told}; going on after step {step}"
+            return [f"{told}; step {step} is the last: raise train.steps to go on"]
+        lines = [f"{told}; going on after step {step}" if step else told]
+        lines += [f"hsap: {told}" for told in self.inputs.left_out]
+        packed = (
+            ("documents", self.inputs.train_data, config.packing),
+            ("held-out documents", self.inputs.eval_data, eval_packing(config.packing)),
+        )
+        for name, data, packing in packed:
+            long = count_long(data.lengths, data.uncut, packing) if data is not None else ()
+            lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
+        return lines
 
     def _exchange(self, use: str) -> PlanExchange:
         """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""
@@ -213,6 +220,7 @@ class Trainer:
             "tokens_per_s_per_rank": batch.num_tokens / step_s / ranks,
             "mfu": flops / step_s / (self.setup.problem.cluster.flops_per_s * ranks),
             "padding_share": batch.padding_share,
+            "pack_tokens": batch.pack_tokens,
             "planners": {name: int(count) for name, count in zip(PLANNERS, chosen) if count},
             "area_imbalance": _ratio(figures.max_area, figures.mean_area),
             "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),
@@ -230,11 +238,10 @@ class Trainer:
         """Mean token loss on the held-out data; None if it has no target."""
         batches = eval_batches(
             self.inputs.eval_data,
-            pack_tokens=self.config.data.pack_tokens,
+            self.config.packing,
             micro_packs=self.config.train.micro_packs,
             dp_rank=self.mesh.dp_rank,
             dp_size=self.mesh.dp_size,
-            policy=self.config.data.packing,
             max_packs=self.config.train.eval_packs,
         )
         if self._eval_plans is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hsap.api import compile, simulate
-from hsap.data.pack import Pack
+from hsap.data.packing import Pack
 from hsap.ir.problem import Topology
 from hsap.planners import run
 from hsap.tune.choices import Shape

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hsap.data.pack import Pack, PackStream, deal_by_area, pack_area
+from hsap.data.packing import Pack, Packing, PackStream, deal_by_area, pack_area
 from hsap.ir.check import MAX_TOKENS, Refused, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -75,7 +75,7 @@ class Job:
     @cached_property
     def packs(self) -> tuple[Pack, ...]:
         """The packs of the first step."""
-        return next(PackStream(self.lengths, self.seq_len, self.packs_per_step, self.seed)).packs
+        return next(PackStream(self.lengths, Packing(self.seq_len), self.packs_per_step, self.seed)).packs
 
     @cached_property
     def loads(self) -> Loads:

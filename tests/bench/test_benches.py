@@ -16,7 +16,7 @@ import hsap
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy, gpu, namespaces, nodes, train
+from tests.bench import accuracy, gpu, namespaces, nodes, packing, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention.interpreter import dispatch
@@ -42,6 +42,14 @@ def test_every_planner_has_a_line(planner):
 def test_every_planner_s_passes_are_timed(planner):
     timed = passes.row(planner, "small", next(SMALL.problems()), 1).split()
     assert timed[:3] == [planner, "small", "2x2"] and len(timed) == len(passes.HEADER.split())
+
+
+def test_packing_is_measured(capsys):
+    line = packing.row("ultrachat", 4096, 200)
+    assert line["pack_tokens"] == 4096 and line["fill"] > 0.99 and line["balanced_steps"] > 100
+    assert 1 <= line["spread"] < 1.05 < line["best_fit_spread"]
+    assert capsys.readouterr().out.split()[:2] == ["ultrachat", "4096"]
+    assert packing.speed("concat", 100)["documents"] == 100
 
 
 def test_lines_are_means_over_batches():

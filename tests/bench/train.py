@@ -20,7 +20,7 @@ import numpy as np
 
 from hsap.cli.datasets import draw
 from hsap.cli.plan import read_planner
-from hsap.data.pack import PackStream
+from hsap.data.packing import Packing, PackStream
 from tests.bench.record import RESULTS, caption, conditions, record
 from tests.parity import REPOSITORY, run_world
 
@@ -93,7 +93,7 @@ class Corpus:
     def real_tokens(self, padded: bool, size: Size) -> list[tuple[int, int]]:
         """(real tokens, capacity in tokens) of each step, as the loader deals documents out."""
         count = self.packs_per_step(padded, size)
-        stream = PackStream(self.held(padded, size), size.pack_tokens, count, SEED)
+        stream = PackStream(self.held(padded, size), Packing(size.pack_tokens), count, SEED)
         out = []
         for _ in range(size.warm_steps + size.steps):
             pieces = [piece for pack in next(stream).packs for piece in pack]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hsap.data.batch import NO_TARGET, build_micro_batch, count_targets, doc_ids_hash
-from hsap.data.pack import POLICIES, Piece, epoch_packs
+from hsap.data.packing import POLICIES, Packing, Piece, epoch_packs
 
 lengths_strategy = st.lists(st.one_of(st.just(1), st.integers(0, 50)), min_size=1, max_size=30).filter(any)
 
@@ -30,7 +30,7 @@ def test_arrays_agree_with_a_token_by_token_derivation(make_store, lengths, pack
     store = make_store(lengths)
     starts = np.cumsum([0, *lengths])
     documents = [list(range(starts[i], starts[i + 1])) for i in range(len(lengths))]
-    packs = epoch_packs(np.array(lengths), pack_tokens, 0, 0, policy) + [()] * num_empty
+    packs = epoch_packs(lengths, Packing(pack_tokens, policy), 0, 0) + [()] * num_empty
     batch = build_micro_batch(store, packs, pack_tokens)
     tokens, labels, positions = naive(documents, packs)
     assert batch.tokens.tolist() == tokens.tolist()
@@ -50,7 +50,7 @@ def test_targets_and_positions_do_not_depend_on_packing(make_store, lengths, one
     store = make_store(lengths)
     seen = []
     for pack_tokens, seed, policy in ((one, 0, "best_fit"), (other, 1, "best_fit"), (other, 2, "concat")):
-        packs = epoch_packs(np.array(lengths), pack_tokens, seed, 0, policy)
+        packs = epoch_packs(lengths, Packing(pack_tokens, policy), seed, 0)
         batch = build_micro_batch(store, packs, pack_tokens)
         seen.append(sorted(zip(batch.tokens.tolist(), batch.labels.tolist(), batch.positions.tolist(), strict=True)))
     assert seen[0] == seen[1] == seen[2]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hsap.data import sources
 from hsap.data.loader import StepLoader, eval_batches
-from hsap.data.sources import JsonLines
+from hsap.data.packing import Packing
 from hsap.data.store import tokenise_documents
 from hsap.data.tokenise import load_tokenizer
 
@@ -41,13 +42,13 @@ def test_the_folder_does_not_hide_the_package_of_that_name():
 
 def test_the_main_jobs_path_reads_it_back_as_text():
     tokenizer = load_tokenizer(DEMO / "tokenizer.json")
-    store = tokenise_documents(JsonLines(DEMO / "eval.jsonl.gz"), tokenizer, vocab_size=2048)
+    store = tokenise_documents(sources.open(DEMO / "eval.jsonl.gz"), tokenizer, vocab_size=2048)
     texts = [row["text"] for row in rows("eval.jsonl.gz")]
     for number, text in enumerate(texts):
         assert tokenizer.decode(store.tokens[store.starts[number] : store.starts[number + 1]]) == text
     assert len(store.tokens) == MANIFEST["eval.jsonl.gz"]["num_tokens"] + 2 * len(texts)
-    assert eval_batches(store, pack_tokens=2048, dp_size=2).num_tokens == len(store.tokens)
-    with StepLoader(store, pack_tokens=2048, packs_per_step=8, dp_size=2, micro_packs=2) as loader:
+    assert eval_batches(store, Packing(2048), dp_size=2).num_tokens == len(store.tokens)
+    with StepLoader(store, Packing(2048), packs_per_step=8, dp_size=2, micro_packs=2) as loader:
         step = next(loader)
     assert [len(batch.sequences) for batch in step.micro_batches] == [2, 2]
     assert step.padding_share < 0.1

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from hsap.data.loader import StepLoader, eval_batches
-from hsap.data.pack import POLICIES
+from hsap.data.packing import POLICIES, Packing
 from hsap.data.prefetch import Prefetch
+from hsap.data.store import DocumentStore
 
 LENGTHS = [1, 900, 3, 40, 77, 1, 12, 300, 8, 64, 5, 23, 130, 31, 2, 2, 1, 17]
-SETTINGS = {"pack_tokens": 64, "packs_per_step": 12, "seed": 4}
+SETTINGS = {"packing": Packing(64), "packs_per_step": 12, "seed": 4}
 
 
 def take(store, number, **changes):
@@ -45,9 +46,9 @@ def rows(batches):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_is_the_same_for_every_data_parallel_size(make_store, policy):
     store = make_store(LENGTHS)
-    whole = take(store, 5, policy=policy)
+    whole = take(store, 5, packing=Packing(64, policy))
     for dp_size, micro_packs in ((1, 4), (2, 1), (2, 3), (3, 2), (6, 1), (12, 1)):
-        common = {"policy": policy, "dp_size": dp_size, "micro_packs": micro_packs}
+        common = {"packing": Packing(64, policy), "dp_size": dp_size, "micro_packs": micro_packs}
         ranks = [take(store, 5, dp_rank=rank, **common) for rank in range(dp_size)]
         for step, parts in enumerate(zip(*ranks, strict=True)):
             assert all(figures(part) == figures(whole[step]) for part in parts)
@@ -92,27 +93,57 @@ def test_settings_that_do_not_fit_are_refused(make_store):
     with pytest.raises(ValueError, match="rank is 3"):
         take(store, 1, dp_size=3, dp_rank=3)
     with pytest.raises(ValueError, match=r"data\.pack_tokens is 0"):
-        eval_batches(store, pack_tokens=0)
+        eval_batches(store, Packing(0))
     with pytest.raises(ValueError, match="data-parallel size is 0"):
-        eval_batches(store, pack_tokens=8, dp_size=0)
+        eval_batches(store, Packing(8), dp_size=0)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [1], [3, 3]])
 @pytest.mark.parametrize(("dp_size", "micro_packs"), [(1, 1), (2, 2), (4, 1), (7, 3)])
 def test_evaluation_covers_the_data_once_with_equal_forwards(make_store, lengths, dp_size, micro_packs):
     store = make_store(lengths)
-    common = {"pack_tokens": 64, "dp_size": dp_size, "micro_packs": micro_packs}
+    common = {"packing": Packing(64), "dp_size": dp_size, "micro_packs": micro_packs}
     ranks = [eval_batches(store, dp_rank=rank, **common) for rank in range(dp_size)]
     batches = [batch for rank in ranks for batch in rank.micro_batches]
     assert len({len(rank.micro_batches) for rank in ranks}) == 1
     assert all(len(batch.sequences) == micro_packs for batch in batches)
     assert [token for token, _, _ in rows(batches)] == list(range(sum(lengths)))
-    alone = eval_batches(store, pack_tokens=64)
+    alone = eval_batches(store, Packing(64))
     for rank in ranks:
         assert rank.doc_ids_hash == alone.doc_ids_hash
         assert rank.num_tokens == sum(lengths)
         assert rank.global_num_targets == sum(lengths) - len(lengths) == sum(batch.num_targets for batch in batches)
         assert rank.padding_share == pytest.approx(1 - sum(lengths) / (len(batches) * micro_packs * 64))
+
+
+def test_evaluation_has_the_packs_of_the_longest_stage(make_store):
+    store = make_store(LENGTHS)
+    growing = Packing(16, "balanced", curriculum=((9, 64), (20, 32)))
+    assert eval_batches(store, growing).doc_ids_hash == eval_batches(store, Packing(64)).doc_ids_hash
+
+
+def test_steps_have_the_tokens_of_their_stage_and_long_packs_are_full(make_store):
+    packing = Packing(16, long_documents="keep", max_document_tokens=900, curriculum=((3, 32),))
+    steps = take(make_store(LENGTHS), 4, packing=packing)
+    assert [step.pack_tokens for step in steps] == [16, 16, 32, 32]
+    for step in steps:
+        sizes = np.array([sum(batch.lengths) for batch in step.micro_batches])
+        assert step.padding_share == pytest.approx(1 - sizes.sum() / np.maximum(sizes, step.pack_tokens).sum())
+    assert max(sum(batch.lengths) for step in steps for batch in step.micro_batches) > 32
+
+
+def test_what_may_not_be_cut_is_not(make_store):
+    class Whole(DocumentStore):
+        uncut = np.array(LENGTHS) < 41
+
+    store = make_store(LENGTHS)
+    store, uncut = Whole(store.tokens, store.starts, store.ids), Whole.uncut
+    for step in take(store, 5, packing=Packing(40, "concat")):
+        for batch in step.micro_batches:
+            for name, length in zip(batch.document_ids, batch.lengths, strict=True):
+                assert length == LENGTHS[int(name[3:])] or not uncut[int(name[3:])]
+    Whole.uncut = np.ones(len(LENGTHS), bool)
+    assert eval_batches(store, Packing(40)).num_tokens == sum(length for length in LENGTHS if length <= 40)
 
 
 def failing(number):

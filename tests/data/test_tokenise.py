@@ -10,8 +10,8 @@ import sentencepiece
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
+from hsap.data import sources
 from hsap.data.document import Document
-from hsap.data.sources import JsonLines
 from hsap.data.store import tokenise_documents
 from hsap.data.tokenise import check_token_ids, load_tokenizer, tokenise
 
@@ -116,7 +116,7 @@ def test_ids_at_the_border_and_empty_documents_pass():
 
 def test_pretokenised_documents_are_taken_as_they_are_and_checked(tmp_path):
     tokenizer = load_tokenizer(word_level(tmp_path / "tokenizer.json", ["?", "<s>", "</s>", "sea"]))
-    assert tokenise(Document("a", "d:1", tokens=np.array([3, 0])), tokenizer).tolist() == [3, 0]
+    assert tokenise(Document("a", "d:1", tokens=np.array([3, 0])), tokenizer).tokens.tolist() == [3, 0]
     with pytest.raises(ValueError, match=r"^d:2: "):
         tokenise(Document("b", "d:2", tokens=np.array([3, 4])), tokenizer)
 
@@ -125,10 +125,10 @@ def test_a_store_holds_every_document_and_respects_the_models_vocabulary(tmp_pat
     tokenizer = load_tokenizer(word_level(tmp_path / "tokenizer.json", ["?", "<s>", "</s>", "sea", "whale"]))
     path = tmp_path / "d.jsonl"
     path.write_text('{"id": "x", "text": "sea sea"}\n{"text": ""}\n{"tokens": [3]}\n{"id": "y", "text": "whale"}\n')
-    store = tokenise_documents(JsonLines(path), tokenizer)
+    store = tokenise_documents(sources.open(path), tokenizer)
     assert store.tokens.tolist() == [1, 3, 3, 2, 3, 1, 4, 2]
     assert store.tokens.dtype == np.int32
     assert store.lengths.tolist() == [4, 1, 3]
     assert store.ids == ("x", "d.jsonl:3", "y")
     with pytest.raises(ValueError, match=rf"^{path}:4: token 1 .* id 4, outside the vocabulary of 4"):
-        tokenise_documents(JsonLines(path), tokenizer, vocab_size=4)
+        tokenise_documents(sources.open(path), tokenizer, vocab_size=4)

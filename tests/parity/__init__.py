@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("rank.py")
 PACK_TOKENS = 192
 NUM_STEPS = 20
 LENGTHS = [[192], [101, 57, 33, 1], [64, 63, 61], [1], [187, 3], [1, 1, 1, 90, 45, 44], [150, 40], [128, 13, 50]]
@@ -125,13 +126,16 @@ def arguments(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> list
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def run_world(num_ranks: int, runs: list[list[str]], folder: Path) -> None:
-    """Train runs one after the other in one fresh world of processes; RuntimeError with its output where it fails."""
+def run_world(num_ranks: int, runs: list[list[str]], folder: Path, script: Path = SCRIPT) -> None:
+    """Train runs one after the other in one fresh world of processes; RuntimeError with its output where it fails.
+
+    script: what each rank runs, given a JSON file with the runs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / f"runs-{num_ranks}.json"
     listed.write_text(json.dumps(runs), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command += [f"--nproc-per-node={num_ranks}", str(Path(__file__).with_name("rank.py")), str(listed)]
+    command += [f"--nproc-per-node={num_ranks}", str(script), str(listed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from hsap.ir.problem import Topology
 from hsap.runtime.groups import make_mesh
 from hsap.train.config import TrainConfig, train_config
 from hsap.train.engine import build, start, stop
-from hsap.train.inputs import read_inputs
+from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.overrides import rewrite
 from hsap.train.planning import PlanExchange
 from hsap.train.run import Trainer
@@ -67,14 +68,14 @@ def configure(arguments: list[str], world_size: int) -> TrainConfig:
     return train_config(values, world_size, "cpu", values["out"])
 
 
-def main(runs: list[list[str]]) -> None:
-    """Train one run after the other."""
+def main(runs: list[list[str]], read: Callable[[TrainConfig], Inputs] = read_inputs) -> None:
+    """Train one run after the other. read: gives a run's inputs."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     configs = [configure(arguments, int(os.environ["WORLD_SIZE"])) for arguments in runs]
     start(configs[0])
     for config in configs:
         Path(config.out).mkdir(parents=True, exist_ok=True)
-        inputs = read_inputs(config)
+        inputs = read(config)
         engine = build(config, inputs.model, make_mesh(Topology.parse(config.topology)))
         ProbedTrainer(config, inputs, engine).train()
         engine.deepspeed.destroy()

@@ -6,6 +6,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hsap import clusters
+from hsap.data.packing import WINDOW, Packing
 from hsap.train.config import EngineConfig, PlannerConfig, train_config
 from hsap.train.overrides import know_project, rewrite
 
@@ -49,6 +50,12 @@ def test_every_key_of_the_contract_can_be_set():
             "data.lookahead=5",
         ),
         *("data.tokenizer=t", "data.pack_tokens=77", "data.packing=concat", "data.eval_path=null", "train.steps=9"),
+        *(
+            "data.long_documents=keep",
+            "data.max_document_tokens=999",
+            "data.max_delay_steps=5",
+            "data.curriculum=[[9,99]]",
+        ),
         *("train.seed=7", "train.packs_per_step=24", "train.micro_packs=2", "train.eval_every=0", "train.save_every=3"),
         *("train.keep=1", "engine.zero_stage=3", "engine.dtype=bf16", "engine.device=cuda", "optim.lr=1", "out=o"),
         *("optim.clip=null", "resume=true", "kernel=math", "wire_dtype=fp32", "arena_multiple=2", "verify=false"),
@@ -58,6 +65,7 @@ def test_every_key_of_the_contract_can_be_set():
     assert config.planner == PlannerConfig("zigzag", {"balance": "blocks", "window": 3})
     assert (config.data.path, config.data.tokenizer, config.data.eval_path) == ("a", "t", None)
     assert (config.data.pack_tokens, config.data.packing, config.data.lookahead) == (77, "concat", 5)
+    assert config.packing == Packing(77, "concat", WINDOW, "keep", 999, 5, ((9, 99),))
     assert (config.train.steps, config.train.seed, config.train.save_every, config.train.keep) == (9, 7, 3, 1)
     assert (config.dp, config.train.micro_packs, config.accumulation) == (4, 2, 3)
     assert config.engine == EngineConfig(3, "bf16", "cuda", "nccl")
@@ -122,7 +130,17 @@ def test_a_cluster_is_a_file_of_its_group_and_every_field_a_key():
         ("engine.dtype=fp8", r"engine\.dtype=fp8: expected one of fp32, bf16"),
         ("engine.device=tpu", r"engine\.device=tpu: expected one of cpu, cuda, or null"),
         ("engine.backend=nccl", r"engine\.backend=nccl needs engine\.device=cuda"),
-        ("data.packing=worst_fit", r"data\.packing=worst_fit: expected one of best_fit, concat"),
+        ("data.packing=worst_fit", r"data\.packing=worst_fit: expected one of best_fit, balanced, concat"),
+        (
+            "data.curriculum=[5,99]",
+            r"data\.curriculum=\[5, 99\]: expected a list of \[step, pack_tokens\], like .*or null",
+        ),
+        ("data.loss=user", r"data\.loss=user: expected one of assistant, last_assistant, weighted, all"),
+        ("data.answers=worst", r"data\.answers=worst: expected one of all, best"),
+        ("data.trees=some", r"data\.trees=some: expected one of all, best"),
+        ("data.chat_date=today", r"data\.chat_date=today: expected a day, like '2024-07-26'"),
+        ("data.chat_fields={messages: 3}", r"data\.chat_fields=.*: expected names of fields, like {messages: talk}"),
+        ("data.chat_template=''", r"data\.chat_template=: expected chatml, llama2, mistral, or a file, or null"),
         ("data.path=null", r"data\.path=None: expected a file or a directory"),
         ("data.tokenizer=''", r"data\.tokenizer="),
         ("data=null", r"data=None: expected a group of keys"),

@@ -1,9 +1,12 @@
 """What a user can get wrong is refused by one paragraph before any rank waits for another."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
+from hsap.data.loader import StepLoader
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.train import checkpoint
@@ -34,6 +37,8 @@ def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5
         (["planner.balanced=area"], "planner sap: unknown option 'balanced'; it takes balance, "),
         (["planner.balance=luck"], "balance='luck'; choose area"),
         (["data.tokenizer=nowhere.json"], "tokenizer nowhere.json doesn't exist; set data.tokenizer"),
+        (["data.chat_template=nowhere"], "data.chat_template=nowhere: no chat template there; set it to chatml, "),
+        (["data.chat_fields={massages: talk}"], "data.chat_fields.massages: no field of chats; they have chosen, "),
         (["data.path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path"),
         (["data.eval_path=nowhere.jsonl"], "data set nowhere.jsonl doesn't exist; set data.path (or data.eval_path)"),
         (["model.vocab_size=300"], "model.vocab_size is 300, but the tokenizer has "),
@@ -64,6 +69,11 @@ def test_more_intra_ranks_than_heads_lists_the_legal_degrees(tmp_path):
     [
         ("engine.dtype=fp8", "engine.dtype=fp8: expected one of fp32, bf16"),
         ("engine.zero_stage=4", "engine.zero_stage=4: expected one of 0, 1, 2, 3"),
+        (
+            "data.long_documents=keep",
+            "data.long_documents=keep with data.max_document_tokens=None; the limit is needed",
+        ),
+        ("data.curriculum=[[9,32],[5,64]]", "data.curriculum has the steps [9, 5]; they must ascend"),
         ("train.packs_per_step=3", "train.packs_per_step=3 doesn't divide over dp=2"),
     ],
 )
@@ -79,7 +89,7 @@ def test_refused_by_the_configuration_alone(tmp_path, argument, told):
         ([{"tokens": [2, 3]}, '{"tokens": [2, 3'], "data.jsonl:2: not valid JSON"),
         ([{"tokens": [2, 3]}, {"tokens": [5, 2048]}], "data.jsonl:2: token 1 of the document has id 2048, outside"),
         ([{"tokens": [-1]}], "data.jsonl:1: token 0 of the document has id -1, outside"),
-        ([{"words": "a"}], "data.jsonl:1: the row has none of the fields"),
+        ([{"words": "a"}], "data.jsonl:1: the row is no chat and has none of the fields"),
         ([{"text": ""}], "holds no document: 1 file(s) read, 1 document(s) without text"),
         ([], "holds no document"),
     ],
@@ -122,6 +132,9 @@ CHANGES = [
     (["train.packs_per_step=8"], "train.packs_per_step was 4, now 8"),
     (["data.pack_tokens=32"], "data.pack_tokens was 16, now 32"),
     (["data.packing=concat"], "data.packing was best_fit, now concat"),
+    (["data.long_documents=drop"], "data.long_documents was cut, now drop"),
+    (["data.max_delay_steps=2"], "data.max_delay_steps was 128, now 2"),
+    (["data.curriculum=[[5,32]]"], "data.curriculum was None, now [[5, 32]]"),
     (["engine.zero_stage=3"], "engine.zero_stage was 1, now 3"),
     (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
     (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
@@ -173,3 +186,117 @@ def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):
     config = configuration(tmp_path, "model.masks=[window:4,causal,window:4]", "model.num_layers=6")
     plan = planning_setup(config, read_inputs(config).model, 0).compile(Layout.from_lengths([9, 3]))
     assert plan.problem.masks == ((Mask("window", (4,)), 4), (Mask(), 2)) and len(plan.programs) == 2
+
+
+def test_data_comes_in_other_formats_and_mixed_by_weights(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(2, 26).reshape(6, 4))
+    np.arange(100, 112, dtype="u2").tofile(tmp_path / "b.bin")
+    config = configuration(tmp_path, f"data.path={tmp_path / 'b.bin'}", "data.end_id=103")
+    assert read_inputs(config).train_data.lengths.tolist() == [4, 8]
+    mixed = f"data.path={{{tmp_path / 'a.npy'}:2,{tmp_path / 'b.bin'}:1}}"
+    data = read_inputs(configuration(tmp_path, mixed, "data.end_id=103")).train_data
+    from_a, from_b = ([one for one in data.ids if one.split("/")[-1].startswith(name)] for name in ("a.npy", "b.bin"))
+    assert len(from_a) >= 6 and abs(len(from_a) - 2 * len(from_b)) <= 6, "until both have ended, two to one"
+    assert sum("@" not in one for one in data.ids) == 8 and len(set(data.ids)) == len(data.ids)
+    with pytest.raises(ValueError, match=r"data\.format=csv: expected one of json, parquet"):
+        configuration(tmp_path, "data.format=csv")
+    with pytest.raises(ValueError, match="is no readable parquet file"):
+        read_inputs(configuration(tmp_path, "data.format=parquet"))
+    with pytest.raises(ValueError, match=r"data\.path=.*expected a file or a directory, or several with their weights"):
+        configuration(tmp_path, f"data.path={{{tmp_path / 'a.npy'}:-2}}")
+
+
+def test_what_is_left_out_is_told(tmp_path):
+    rows = [{"text": "a"}, {"text": ""}, {"text": ""}]
+    assert read_inputs(configuration(tmp_path, rows=rows[:1])).left_out == ()
+    (told,) = read_inputs(configuration(tmp_path, rows=rows)).left_out
+    assert told.startswith("of the documents of data.path 2 left out: 2 for no text and no tokens (")
+    assert "data.jsonl:2, " in told
+
+
+SAID = {"talk": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+ANSWERED = {"prompt": "hi", "chosen": "hello", "rejected": "no"}
+CHAT = ("data.chat_template=chatml", "data.chat_fields={messages: talk}", "data.pack_tokens=100")
+
+
+def test_chats_are_read_and_what_is_left_out_is_told(tmp_path):
+    weighed = {"talk": [SAID["talk"][0], {**SAID["talk"][1], "loss_weight": 0.5}]}
+    rows = [SAID, {**ANSWERED, "chosen": "hello " * 99}, ANSWERED, weighed]
+    config = configuration(tmp_path, *CHAT, rows=rows)
+    read = read_inputs(config)
+    assert read.train_data.ids == ("data.jsonl:1", "data.jsonl:3") and read.train_data.uncut.tolist() == [False, True]
+    assert 0 < read.train_data.trained.sum() < len(read.train_data.tokens)
+    (told,) = read.left_out
+    assert told.startswith("of the documents of data.path 2 left out: ")
+    assert f"1 for a question with its answers is longer than a pack ({tmp_path}/data.jsonl:2)" in told
+    assert f"1 for a loss weight other than 0 and 1 ({tmp_path}/data.jsonl:4)" in told
+    kept = ("data.long_documents=keep", "data.max_document_tokens=9999")
+    assert len(read_inputs(configuration(tmp_path, *CHAT, *kept, rows=rows)).train_data.ids) == 3
+    best = read_inputs(configuration(tmp_path, *CHAT, "data.answers=best", rows=[ANSWERED]))
+    assert best.train_data.answers is None
+    everything = read_inputs(configuration(tmp_path, *CHAT, "data.loss=all", rows=[SAID]))
+    assert everything.train_data.trained.all()
+    answers = read_inputs(configuration(tmp_path, *CHAT, rows=[SAID]))
+    assert everything.identity["data.path"] != answers.identity["data.path"]
+
+
+def test_a_run_of_rejected_chats_or_of_answers_under_a_mask_without_meaning_is_refused(tmp_path):
+    long = {**ANSWERED, "chosen": "hello " * 99}
+    with pytest.raises(ValueError, match=r"holds no document: .* 2 left out: 2 for a question .*data.jsonl:1, "):
+        read_inputs(configuration(tmp_path, *CHAT, rows=[long, long]))
+    mixed = f"data.path={{{tmp_path / 'data.jsonl'}:2,{tmp_path / 'other.jsonl'}:1}}"
+    (tmp_path / "other.jsonl").write_text(json.dumps(long))
+    with pytest.raises(ValueError, match=r"data.path gives no document: \d left out: \d for a question .*jsonl:1"):
+        read_inputs(configuration(tmp_path, *CHAT, mixed, rows=[long, long]))
+    with pytest.raises(ValueError, match="mask full: what the answers to a shared question see"):
+        read_inputs(configuration(tmp_path, *CHAT, "model.masks=full", rows=[ANSWERED]))
+    with pytest.raises(ValueError, match=r"data.jsonl:1: this is a chat, .* set data.chat_template"):
+        read_inputs(configuration(tmp_path, CHAT[1], rows=[SAID]))
+
+
+def test_of_text_tokens_and_a_chat_in_a_row_the_chat_is_meant_where_a_template_is_named(tmp_path):
+    rows = [{"text": "hi hello"}, {"text": "hi hello", **SAID}, {"tokens": [5, 6], **SAID}, {"text": "", "talk": ["x"]}]
+    read = read_inputs(configuration(tmp_path, *CHAT[1:], rows=rows))
+    first, second, third = np.split(read.train_data.tokens, read.train_data.starts[1:-1])
+    assert read.train_data.trained is None and (first == second).all() and third.tolist() == [5, 6]
+    read = read_inputs(configuration(tmp_path, *CHAT, rows=rows))
+    plain, *chats = np.split(read.train_data.tokens, read.train_data.starts[1:-1])
+    assert (plain == first).all() and (chats[0] == chats[1]).all() and len(chats[0]) > len(plain)
+    assert "1 for a turn is no object" in read.left_out[0], "a chat that is none isn't trained as its text"
+
+
+def test_a_template_beside_the_tokenizer_is_used_for_chats_and_needn_t_be_sound_for_other_data(tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    shutil.copy(REPOSITORY / "datasets/demo/tokenizer.json", folder)
+    beside = (f"data.tokenizer={folder}", *CHAT[1:])
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+    assert read_inputs(configuration(tmp_path, *beside, rows=[SAID])).train_data.trained.any()
+    assert read_inputs(configuration(tmp_path, *beside, rows=[{"text": "a", **SAID}])).train_data.trained is None
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    assert len(read_inputs(configuration(tmp_path, *beside, rows=[{"text": "a"}])).train_data.ids) == 1
+    with pytest.raises(ValueError, match=r"chat template .*tokenizer, line 1: .* set data.chat_template to another"):
+        read_inputs(configuration(tmp_path, *beside, rows=[{"text": "a"}, SAID]))
+    with pytest.raises(ValueError, match=r"chat template .*, line 1: "):
+        check(configuration(tmp_path, *beside, f"data.chat_template={folder}"))
+
+
+def test_labels_of_a_data_set_become_labels_of_the_batch(tmp_path):
+    rows = [
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {"input_ids": [9, 3]},
+        {"input_ids": [0, 4, 5, 6], "attention_mask": [0, 1, 1, 1], "loss_mask": [0, 1, 1, 0]},
+        {"input_ids": [5, 6, 7], "labels": [6, 7, -100]},
+    ]
+    config = configuration(tmp_path, rows=rows)
+    read = read_inputs(config)
+    assert "1 for labels that are neither their tokens nor -100" in read.left_out[0]
+    with StepLoader(read.train_data, config.packing, packs_per_step=1) as loader:
+        (batch,) = next(loader).micro_batches
+    labels = np.split(batch.labels, np.cumsum(batch.lengths)[:-1])
+    assert {name: part.tolist() for name, part in zip(batch.document_ids, labels, strict=True)} == {
+        "data.jsonl:1": [-100, 7, 8, -100],
+        "data.jsonl:2": [3, -100],
+        "data.jsonl:3": [5, -100, -100],
+    }
+    assert batch.num_targets == 4

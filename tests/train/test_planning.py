@@ -28,7 +28,7 @@ def step(number: int, num_micro: int = 2) -> StepBatch:
     micro = tuple(
         MicroBatch(empty, empty, empty, (5 + number, 3 + i), (2,), ("a", "b"), 0, 0.0) for i in range(num_micro)
     )
-    return StepBatch(number, 0, micro, 0, "", 0, 0.0, {})
+    return StepBatch(number, 0, micro, 0, "", 0, 0.0, 1, {})
 
 
 def on_all_ranks(function, make=setup, steps=range(1, 8), lookahead=2) -> list:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hsap.view import read_run
-from tests.parity import REPOSITORY, SMALL_MODEL, Case, compare, run_cases, write_data
+from tests.parity import LENGTHS, REPOSITORY, SMALL_MODEL, Case, compare, run_cases, write_data
 
 KEYS = {
     *("step", "loss", "grad_norm", "tokens", "target_tokens", "tokens_per_s", "padding_share", "area_imbalance"),
@@ -145,6 +145,29 @@ def test_a_resumed_run_repeats_the_unbroken_one_bit_for_bit(finished):
     )
     assert first[-1]["eval_loss"] == second[-1]["eval_loss"]
     assert sorted(p.name for p in checkpoints.glob("step*")) == ["step4", "step6"]
+
+
+def test_packs_that_grow_and_documents_that_are_kept_resume_in_the_middle_of_a_stage(finished):
+    """Packs of 48, then of 96 tokens; some longer documents are whole, the others cut."""
+    folder, _, _ = finished
+    options = ["data.packing=balanced", "data.pack_tokens=48", "data.curriculum=[[3,96]]", "data.long_documents=keep"]
+    options += ["data.max_document_tokens=100", "data.max_delay_steps=2", "train.micro_packs=1"]
+    done = train(folder, "+topology=2x1", "out=grown", "train.save_every=4", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lengths = [length for pack in LENGTHS for length in pack]
+    for pack_tokens in (48, 96):
+        cut, kept = sum(n > 100 for n in lengths), sum(pack_tokens < n <= 100 for n in lengths)
+        told = [f"{cut} cut"] * (cut > 0) + [f"{kept} kept whole"] * (kept > 0)
+        line = f"hsap: of {len(lengths)} documents, longer than {pack_tokens} tokens: {', '.join(told)}"
+        assert cut and line in done.stderr.splitlines()
+    grown = metrics(folder / "grown")
+    assert [step["pack_tokens"] for step in grown] == [48, 48, 96, 96, 96, 96]
+    assert all(0 <= step["padding_share"] < 1 for step in grown)
+    shutil.copytree(folder / "grown", folder / "regrown")
+    (folder / "regrown" / "checkpoints" / "latest").write_text("step4")
+    done = train(folder, "+topology=2x1", "out=regrown", "resume=true", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [same(step) for step in grown] == [same(step) for step in metrics(folder / "regrown")]
 
 
 def test_two_sp_groups_of_torchrun_train_as_one(finished):

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hsap import clusters
-from hsap.data.pack import deal, deal_all, deal_by_area
+from hsap.data.packing import deal, deal_all, deal_by_area
 from hsap.ir.check import Refused
 from hsap.models import ModelConfig
 from hsap.train.config import train_config

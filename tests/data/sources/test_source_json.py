@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from hsap.data.sources import JsonLines
+from hsap.data import sources
+from hsap.data.fields import Fields
 
 GOOD = b'{"id": "a", "text": "one"}\n'
 
@@ -17,7 +18,7 @@ def write(path, content: bytes):
 
 def test_rows_are_read_in_order_with_ids_and_places(tmp_path):
     path = write(tmp_path / "d.jsonl", GOOD + b'\n{"text": "tw\xc3\xb6"}\n{"id": 7, "text": "three"}')
-    documents = list(JsonLines(path))
+    documents = list(sources.open(path))
     assert [d.text for d in documents] == ["one", "twö", "three"]
     assert [d.id for d in documents] == ["a", "d.jsonl:3", "7"]
     assert [d.where for d in documents] == [f"{path}:{n}" for n in (1, 3, 4)]
@@ -26,7 +27,7 @@ def test_rows_are_read_in_order_with_ids_and_places(tmp_path):
 @pytest.mark.parametrize("name", ["d.jsonl.gz", "d.jsonl", "d.anything"])
 def test_gzip_is_told_by_content(tmp_path, name):
     path = write(tmp_path / name, gzip.compress(GOOD))
-    assert [d.text for d in JsonLines(path)] == ["one"]
+    assert [d.text for d in sources.open(path)] == ["one"]
 
 
 def test_a_directory_is_read_by_name_and_other_files_are_left_alone(tmp_path):
@@ -35,11 +36,11 @@ def test_a_directory_is_read_by_name_and_other_files_are_left_alone(tmp_path):
     write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "first"}\n'))
     write(tmp_path / "manifest.json", b"not a line of data")
     (tmp_path / "deeper.jsonl").mkdir()
-    assert [d.text for d in JsonLines(tmp_path)] == ["first", "second", "third"]
+    assert [d.text for d in sources.open(tmp_path)] == ["first", "second", "third"]
 
 
 def test_empty_documents_are_counted_anew_on_every_walk(tmp_path):
-    source = JsonLines(write(tmp_path / "d.jsonl", b'{"text": ""}\n' + GOOD + b'{"input_ids": []}\n'))
+    source = sources.open(write(tmp_path / "d.jsonl", b'{"text": ""}\n' + GOOD + b'{"input_ids": []}\n'))
     for _ in range(2):
         assert len(list(source)) == 1
         assert source.num_empty == 2
@@ -47,20 +48,20 @@ def test_empty_documents_are_counted_anew_on_every_walk(tmp_path):
 
 def test_text_wins_over_tokens_unless_only_tokens_are_wanted(tmp_path):
     path = write(tmp_path / "d.jsonl", b'{"text": "one", "input_ids": [3, 1, 2]}\n')
-    (text,) = JsonLines(path)
-    (tokens,) = JsonLines(path, text_field=None)
+    (text,) = sources.open(path)
+    (tokens,) = sources.open(path, Fields(text=None))
     assert (text.text, text.tokens) == ("one", None)
     assert (tokens.text, tokens.tokens.tolist()) == (None, [3, 1, 2])
 
 
 def test_field_names_are_settings(tmp_path):
     path = write(tmp_path / "d.jsonl", b'{"key": "k", "content": "one"}\n{"key": "l", "ids": [5]}\n')
-    documents = list(JsonLines(path, text_field="content", token_fields=("ids",), id_field="key"))
+    documents = list(sources.open(path, Fields(text="content", tokens=("ids",), id="key")))
     assert [(d.id, d.text, d.tokens is None) for d in documents] == [("k", "one", True), ("l", None, False)]
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path):
-    assert [d.text for d in JsonLines(write(tmp_path / "d.jsonl", b"\xef\xbb\xbf" + GOOD))] == ["one"]
+    assert [d.text for d in sources.open(write(tmp_path / "d.jsonl", b"\xef\xbb\xbf" + GOOD))] == ["one"]
 
 
 BAD_LINES = {
@@ -93,7 +94,7 @@ def test_a_corrupt_line_is_named_by_file_and_line(tmp_path, bad, packed):
     line, message = BAD_LINES[bad]
     content = GOOD + b"\n" + line + b"\n" + GOOD
     path = write(tmp_path / "d.jsonl", gzip.compress(content) if packed else content)
-    documents = iter(JsonLines(path))
+    documents = iter(sources.open(path))
     assert next(documents).text == "one"
     with pytest.raises(ValueError) as error:
         next(documents)
@@ -120,7 +121,7 @@ def test_a_damaged_gzip_is_named_by_file_and_line(tmp_path, damage):
     path = write(tmp_path / "d.jsonl.gz", DAMAGE[damage](_noise(2000)))
     seen = 0
     with pytest.raises(ValueError, match="gzip stream is cut short or damaged") as error:
-        for _ in JsonLines(path):
+        for _ in sources.open(path):
             seen += 1
     assert str(error.value).startswith(f"{path}:{seen + 1}: ")
 
@@ -131,11 +132,11 @@ def test_a_damaged_gzip_is_named_by_file_and_line(tmp_path, damage):
 def test_a_data_set_without_documents_is_refused(tmp_path, content):
     path = write(tmp_path / "d.jsonl", content)
     with pytest.raises(ValueError, match=r"holds no document.*data\.path"):
-        list(JsonLines(path))
+        list(sources.open(path))
 
 
 def test_an_empty_directory_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"is empty.*data\.path"):
-        JsonLines(tmp_path)
+        sources.open(tmp_path)
     with pytest.raises(ValueError, match=r"doesn't exist; set data\.path"):
-        JsonLines(tmp_path / "nothing.jsonl")
+        sources.open(tmp_path / "nothing.jsonl")

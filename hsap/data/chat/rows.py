@@ -1,0 +1,184 @@
+"""Rows: what kind of chat a row of data is, told by its fields, and the conversations in it.
+
+Known shapes, tried in this order; a row with none of them is no chat:
+
+- one question, several answers: `chosen` and `rejected`, or a list `answers`; the question is in `prompt`, in one of
+  the shapes below, or is what the answers, given as whole conversations, have in common;
+- a tree of messages, see `tree.py`;
+- a list of turns: `messages`, or ShareGPT's `conversations`, with `system` and `tools` beside it;
+- Alpaca: `instruction`, `input` and `output`, with `history` (earlier questions and answers) and `system`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hsap.data.chat.conversation import (
+    Conversation,
+    Preference,
+    Turn,
+    in_order,
+    read_tools,
+    read_turn,
+    read_turns,
+)
+from hsap.data.chat.tree import is_tree, read_tree
+from hsap.data.document import Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFields:
+    """Names of the fields that chats are read from, tried in order, and what is taken of a row with several.
+
+    tree: all | best. answers: all | best.
+    """
+
+    chosen: tuple[str, ...] = ("chosen",)
+    rejected: tuple[str, ...] = ("rejected",)
+    several: tuple[str, ...] = ("answers", "responses", "completions")
+    messages: tuple[str, ...] = ("messages", "conversations", "conversation", "dialog")
+    instruction: tuple[str, ...] = ("instruction", "prompt", "question", "query")
+    input: tuple[str, ...] = ("input",)
+    output: tuple[str, ...] = ("output", "completion", "response", "answer")
+    history: tuple[str, ...] = ("history",)
+    system: tuple[str, ...] = ("system", "system_prompt")
+    tools: tuple[str, ...] = ("tools", "functions")
+    tree: str = "all"
+    answers: str = "all"
+
+    @classmethod
+    def named(cls, names: Mapping[str, str], tree: str = "all", answers: str = "all") -> ChatFields:
+        """Use other names for some fields, as in {"messages": "talk"}; ValueError for a field that chats don't have."""
+        unknown = [name for name in names if name not in FIELD_NAMES]
+        if unknown:
+            raise ValueError(
+                f"data.chat_fields.{unknown[0]}: no field of chats; they have {', '.join(FIELD_NAMES)}, each to be "
+                "given the name that it has in the data"
+            )
+        return cls(**{name: (value,) for name, value in names.items()}, tree=tree, answers=answers)
+
+    def of(self, row: Mapping, name: str) -> Any:
+        """Give a field of a row by its name here; None where the row has none."""
+        return next((row[one] for one in getattr(self, name) if row.get(one) is not None), None)
+
+
+FIELD_NAMES = tuple(field.name for field in fields(ChatFields) if field.name not in ("tree", "answers"))
+
+
+Chat = Conversation | Preference
+
+
+def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
+    """Read the chats of a row: none if it isn't a chat, one, or as many as a tree has paths.
+
+    where: "path:line". `Rejected`: a chat that can't be trained on, and why.
+    """
+    answers = _answers(row, fields)
+    if answers is not None:
+        return (_preference(row, answers, where, fields),)
+    messages = fields.of(row, "messages")
+    if is_tree(row, messages):
+        paths = read_tree(row, messages, where, best=fields.tree == "best")
+        return tuple(Conversation(path, _tools(row, where, fields)) for path in paths)
+    turns = _question(row, where, fields)
+    if turns is None:
+        return ()
+    output = fields.of(row, "output")
+    if messages is None:
+        if output is None:
+            return ()
+        turns += _said(output, "assistant", where)
+    return (Conversation(in_order(turns, where), _tools(row, where, fields)),)
+
+
+def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] | None:
+    """Read the turns of a row but for an output or answers that stand in a field of their own; None: it has none."""
+    messages, instruction = fields.of(row, "messages"), fields.of(row, "instruction")
+    if messages is not None:
+        turns = read_turns(messages, where)
+    elif instruction is None:
+        return None
+    else:
+        turns = _history(fields.of(row, "history"), where) + _said(instruction, "user", where)
+        more = fields.of(row, "input")
+        if isinstance(more, str) and more.strip():
+            turns = (*turns[:-1], replace(turns[-1], content="\n".join(filter(None, (turns[-1].content, more)))))
+    return _with_system(turns, row, where, fields)
+
+
+def _with_system(turns: tuple[Turn, ...], row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...]:
+    """Put the row's system prompt, if it has one, before its turns."""
+    system = fields.of(row, "system")
+    if system is None or system == "":
+        return turns
+    if turns and turns[0].role == "system":
+        raise Rejected(where, "two system prompts", "a field of the row, and the first turn")
+    return _said(system, "system", where) + turns
+
+
+def _said(given: object, role: str, where: str) -> tuple[Turn, ...]:
+    """Read text, one turn or several; text is said by `role`."""
+    if isinstance(given, str):
+        return (read_turn({"role": role, "content": given}, where),)
+    return (read_turn(given, where),) if isinstance(given, Mapping) else read_turns(given, where)
+
+
+def _history(given: object, where: str) -> tuple[Turn, ...]:
+    if given is None:
+        return ()
+    pairs = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    turns: list[Turn] = []
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise Rejected(where, "a history that is no list of questions and answers")
+        turns += [*_said(pair[0], "user", where), *_said(pair[1], "assistant", where)]
+    return tuple(turns)
+
+
+def _tools(row: Mapping, where: str, fields: ChatFields) -> tuple[dict, ...]:
+    return read_tools(fields.of(row, "tools"), where)
+
+
+def _answers(row: Mapping, fields: ChatFields) -> list | None:
+    """Give the answers of a row that has several of them, the best first; None for another row."""
+    chosen, rejected = fields.of(row, "chosen"), fields.of(row, "rejected")
+    if chosen is not None and rejected is not None:
+        # Some data sets have several rejected answers; a list of turns is one answer.
+        several = isinstance(rejected, Sequence) and not isinstance(rejected, str)
+        texts = several and all(isinstance(one, str) for one in rejected)
+        return [chosen, *rejected] if texts else [chosen, rejected]
+    several = fields.of(row, "several")
+    asked = fields.of(row, "instruction") is not None or fields.of(row, "messages") is not None
+    return list(several) if asked and isinstance(several, Sequence) and not isinstance(several, str) else None
+
+
+def _preference(row: Mapping, given: list, where: str, fields: ChatFields) -> Preference | Conversation:
+    """Read a question and its answers."""
+    answers = [_said(answer, "assistant", where) for answer in given]
+    if not answers:
+        raise Rejected(where, "a question without answers")
+    if all(answer and answer[0].role != "assistant" for answer in answers):
+        # Whole conversations: a field with the question only repeats what they begin with.
+        shared = 0
+        while all(shared < len(answer) - 1 and answer[shared] == answers[0][shared] for answer in answers):
+            shared += 1
+        # What answers share may end with the first words of all; the question ends with the user or a tool.
+        while shared and answers[0][shared - 1].role == "assistant":
+            shared -= 1
+        question, answers = answers[0][:shared], [answer[shared:] for answer in answers]
+        question = _with_system(question, row, where, fields)
+    else:
+        question = _question(row, where, fields) or ()
+    if not question:
+        raise Rejected(where, "answers without a question")
+    tools = _tools(row, where, fields)
+    whole = [in_order(question + answer, where) for answer in answers]
+    question = tuple(turn for turn in question if turn.role != "system" or turn.content.strip())
+    answers = tuple(turns[len(question) :] for turns in whole)
+    if any(not answer or answer[0].role != "assistant" for answer in answers):
+        raise Rejected(where, "turns are missing or out of order", "an answer doesn't begin with the assistant")
+    if len(answers) == 1 or fields.answers == "best":
+        return Conversation(question + answers[0], tools)
+    return Preference(question, answers, tools)

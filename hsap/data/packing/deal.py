@@ -1,0 +1,66 @@
+"""Deal: which data-parallel rank gets which packs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
+
+import numpy as np
+
+from hsap.data.packing.packs import Pack, pack_area
+from hsap.ir.check import whole
+
+
+def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1) -> list[list[Pack]]:
+    """Deal the packs of a step to data-parallel ranks: this rank's micro-batches, each of `micro_packs` packs.
+
+    Packs go from large to small attention area in rounds of dp_size × micro_packs, one micro-batch to each rank a
+    round, the next pack always to the least loaded rank that still has room. So ranks carry near-equal area over the
+    step and in each micro-step, and the largest micro-batch comes first. Over all ranks every pack is dealt once.
+    Errors (ValueError): a number of packs that doesn't divide.
+    """
+    check_dealing(len(packs), dp_size, micro_packs)
+    return deal_all(packs, dp_size, micro_packs)[whole("data-parallel rank", dp_rank, 0, dp_size - 1)]
+
+
+def deal_all(packs: Sequence[Pack], dp_size: int, micro_packs: int = 1) -> list[list[list[Pack]]]:
+    """Deal the packs of a step as `deal` does: the micro-batches of every data-parallel rank."""
+    dealt = deal_by_area([pack_area(pack) for pack in packs], dp_size, micro_packs)
+    return [[[packs[index] for index in micro] for micro in mine] for mine in dealt.tolist()]
+
+
+def deal_by_area(areas: Sequence[int], dp_size: int, micro_packs: int = 1) -> np.ndarray:
+    """Deal packs of these areas as `deal` does: the index of each, int64 [dp_size, num_micro_steps, micro_packs]."""
+    check_dealing(len(areas), dp_size, micro_packs)
+    descending = sorted(range(len(areas)), key=lambda index: (-areas[index], index))
+    loads = [0] * dp_size
+    dealt: list[list[int]] = [[] for _ in range(dp_size)]
+    round_packs = dp_size * micro_packs
+    for first in range(0, len(areas), round_packs):
+        waiting = list(zip(loads, range(dp_size)))
+        heapify(waiting)
+        for index in descending[first : first + round_packs]:
+            load, rank = waiting[0]
+            dealt[rank].append(index)
+            loads[rank] = load + areas[index]
+            if len(dealt[rank]) * round_packs < (first + round_packs) * micro_packs:
+                heapreplace(waiting, (loads[rank], rank))
+            else:
+                heappop(waiting)
+    return np.array(dealt, np.int64).reshape(dp_size, -1, micro_packs)
+
+
+def check_dealing(packs_per_step: int, dp_size: int, micro_packs: int) -> None:
+    """Refuse a number of packs that data-parallel ranks and micro-batches don't divide."""
+    whole("train.packs_per_step", packs_per_step, 0)
+    whole("the data-parallel size", dp_size)
+    whole("train.micro_packs", micro_packs)
+    if packs_per_step % (dp_size * micro_packs):
+        unit = dp_size * micro_packs
+        below = packs_per_step - packs_per_step % unit
+        fitting = f"{below} or {below + unit}" if below else f"{unit}"
+        raise ValueError(
+            f"train.packs_per_step={packs_per_step} doesn't divide over {dp_size} data-parallel rank(s) × "
+            f"train.micro_packs={micro_packs}; set it to a multiple of {unit}, such as {fitting}, or change "
+            f"train.micro_packs or the topology"
+        )

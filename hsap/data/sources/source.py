@@ -1,0 +1,187 @@
+"""Source: a data set as an iterable of documents that can be walked again, and what a walk left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hsap.data.document import Document, Rejected
+from hsap.data.fields import Fields, Row, documents_of
+from hsap.data.sources.stream import told_at
+
+MAX_REASONS = 100
+EXAMPLES = 3
+OTHER = "other reasons"
+EMPTY = "no text and no tokens"
+
+MAX_DOCUMENT_TOKENS = 1 << 28
+"""A document is in memory whole; one of more tokens is a file that nobody said where to split."""
+MAX_DOCUMENT_BYTES = 1 << 28
+"""The same for text: a line, a row or a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reader is told beside its file.
+
+    fields: names of a row's fields. token_dtype: of token files that don't say it themselves. end_id, begin_id: the
+    token that ends (begins) every document of token files that don't record borders; at most one of them. root: the
+    data set's folder, for the names of files in it.
+    """
+
+    fields: Fields = field(default_factory=Fields)
+    token_dtype: str | None = None
+    end_id: int | None = None
+    begin_id: int | None = None
+    root: Path | None = None
+
+
+class Turns:
+    """Deals a data set to readers: of its rows in order, row k is reader k mod n's. One is made for each walk."""
+
+    def __init__(self, shard: tuple[int, int]) -> None:
+        self._reader, self._readers = shard
+        self._next = 0
+
+    def take(self) -> bool:
+        """Say whether the next row is this reader's."""
+        mine = self._next % self._readers == self._reader
+        self._next += 1
+        return mine
+
+    def among(self, count: int) -> range:
+        """Say which of the next `count` rows are this reader's."""
+        first = (self._reader - self._next) % self._readers
+        self._next += count
+        return range(first, count, self._readers)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Something that was left out. where: "path:line" or a file; reason: words that are the same for the same fault."""
+
+    where: str
+    reason: str
+
+
+class Tally:
+    """What a walk gave and left out: num_documents; counts by reason, with the first few places of each."""
+
+    def __init__(self) -> None:
+        self.num_documents = 0
+        self.counts: dict[str, int] = {}
+        self.examples: list[Rejection] = []
+
+    def reject(self, where: str, reason: str) -> None:
+        """Count what was left out."""
+        if reason not in self.counts and len(self.counts) >= MAX_REASONS:
+            reason = OTHER
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if self.counts[reason] <= EXAMPLES:
+            self.examples.append(Rejection(where, reason))
+
+    @classmethod
+    def of(cls, tallies: Iterable[Tally]) -> Tally:
+        """Add tallies up."""
+        total = cls()
+        for tally in tallies:
+            total.num_documents += tally.num_documents
+            total.examples += tally.examples
+            for reason, count in tally.counts.items():
+                total.counts[reason] = total.counts.get(reason, 0) + count
+        return total
+
+    @property
+    def num_empty(self) -> int:
+        return self.counts.get(EMPTY, 0)
+
+    @property
+    def num_rejected(self) -> int:
+        """How many were left out for other reasons than that they were empty."""
+        return sum(self.counts.values()) - self.num_empty
+
+    def told(self) -> str:
+        """Say in one paragraph what was left out, with examples; empty where nothing was."""
+        parts = []
+        for reason, count in self.counts.items():
+            places = [one.where for one in self.examples if one.reason == reason]
+            parts.append(f"{count} for {reason} ({', '.join(places)}{', ...' if count > len(places) else ''})")
+        return f"{sum(self.counts.values())} left out: {'; '.join(parts)}" if parts else ""
+
+
+Reader = Callable[[Path, Reading, Turns, Tally], Iterator[Row | Document]]
+"""Walks the rows or documents of one file that are this reader's turn. ValueError: a file that can't be trusted."""
+
+
+class Source:
+    """Documents of files of one format, streamed in the order of the files.
+
+    shard: (i, n) is reader i of n; all readers' documents together are the data set, document k reader k mod n's
+    (counted with empty and rejected ones). tally: what the last walk gave and left out.
+
+    Errors (ValueError), in a walk: a file or a row that can't be read, with its place; a data set without documents
+    (where there is one reader: of several, one may have none).
+    """
+
+    def __init__(
+        self, path: object, format: str, files: list[Path], reader: Reader, reading: Reading, shard: tuple[int, int]
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.files = files
+        self.reading = reading
+        self.shard = shard
+        self.tally = Tally()
+        self._reader = reader
+
+    @property
+    def num_empty(self) -> int:
+        """Documents without text or tokens, which the last walk left out."""
+        return self.tally.num_empty
+
+    def reject(self, where: str, reason: str) -> None:
+        """Count a document that was given and that who took it leaves out."""
+        self.tally.num_documents -= 1
+        self.tally.reject(where, reason)
+
+    def __iter__(self) -> Iterator[Document]:
+        tally = self.tally = Tally()
+        turns = Turns(self.shard)
+        for item in self._items(turns, tally):
+            for document in self._documents(item, tally):
+                if is_empty(document):
+                    tally.reject(document.where, EMPTY)
+                else:
+                    tally.num_documents += 1
+                    yield document
+        if not tally.num_documents and self.shard == (0, 1):
+            raise ValueError(self._nothing())
+
+    def _items(self, turns: Turns, tally: Tally) -> Iterator[Row | Document]:
+        for file in self.files:
+            with told_at(lambda file=file: file):
+                yield from self._reader(file, self.reading, turns, tally)
+
+    def _documents(self, item: Row | Document, tally: Tally) -> tuple[Document, ...]:
+        if isinstance(item, Document):
+            return (item,)
+        try:
+            return documents_of(item, self.reading.fields)
+        except Rejected as rejected:
+            tally.reject(rejected.where, rejected.reason)
+            return ()
+
+    def _nothing(self) -> str:
+        tally = self.tally
+        left_out = f", {tally.told()}" if tally.num_rejected else ""
+        return (
+            f"the data set {self.path} holds no document: {len(self.files)} file(s) read, {self.num_empty} document(s) "
+            f"without text (read as {self.format}){left_out}; point data.path (or data.eval_path) at data with a "
+            f"field {self.reading.fields.text!r}, with tokens or with chats"
+        )
+
+
+def is_empty(document: Document) -> bool:
+    """Say whether there is nothing to train on: no text, no tokens, no chat."""
+    return not document.text and document.chat is None and (document.tokens is None or not len(document.tokens))
