@@ -26,7 +26,7 @@ from hsap.models import ModelConfig
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
-from hsap.train import checkpoint
+from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
 from hsap.train.config import TrainConfig
 from hsap.train.planning import PlanningSetup
 
@@ -39,9 +39,7 @@ _FIXED = (
     "data.curriculum",
     "train.seed",
     "train.packs_per_step",
-    "engine.zero_stage",
     "engine.dtype",
-    "world_size",
 )
 _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 
@@ -82,9 +80,9 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
     if config.resume:
-        checkpoint.check_identity(checkpoint.read_state(config), _settings(config, model))
+        check_identity(read_state(config), _settings(config, model))
     else:
-        checkpoint.refuse_used(config)
+        refuse_used(config)
     return tokenizer, model
 
 
@@ -101,8 +99,8 @@ def read_inputs(config: TrainConfig) -> Inputs:
     identity = {**_settings(config, model), "data.path": _content(train_data)}
     state = None
     if config.resume:
-        state = checkpoint.read_state(config)
-        checkpoint.check_identity(state, identity)
+        state = read_state(config)
+        check_identity(state, identity)
     return Inputs(model, train_data, eval_data, identity, state, left_out)
 
 
