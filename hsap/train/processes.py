@@ -186,7 +186,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
         logging.disable(logging.ERROR)
     # The loopback address, because a machine's own name may not resolve where there is no network.
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
-    # These two are ours: the agent would give ranks half a minute to finish a step and save, and then end with an error.
+    # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
     agent.append("--signals-to-handle=SIGHUP,SIGQUIT")
     for number in SIGNALS:
         signal.signal(number, _pass_on)

@@ -122,7 +122,7 @@ def check_identity(state: dict, identity: dict) -> None:
     if differs:
         raise ValueError(
             f"resume=true: the checkpoint of step {state['step']} (topology {state['topology']}) belongs to another "
-            f"run: {'; '.join(differs)}. Data, tokenizer, packing and seed decide which tokens come next, and the model "
+            f"run: {'; '.join(differs)}. Data, packing and seed decide which tokens come next, and the model "
             "what the checkpoint's numbers mean; set them back, or start a new run with another out="
         )
 

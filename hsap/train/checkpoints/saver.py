@@ -79,11 +79,11 @@ class Saver:
             said = asdict(write_tensors(unfinished(self.home, step) / _file(self.rank), tensors))
         except OSError as error:
             said = {"error": f"rank {self.rank}: {error}"}
-        self.store.set(_key(step, self.rank), json.dumps(said))
+        self.store.set(self._key(step, self.rank), json.dumps(said))
         if self.rank == 0:
-            self.store.set(_key(step, "done"), self._publish(step, state))
-        self.store.wait([_key(step, "done")], _PATIENCE)
-        if problem := self.store.get(_key(step, "done")).decode():
+            self.store.set(self._key(step, "done"), self._publish(step, state))
+        self.store.wait([self._key(step, "done")], _PATIENCE)
+        if problem := self.store.get(self._key(step, "done")).decode():
             raise ValueError(
                 f"the checkpoint of step {step} couldn't be written ({problem}); the ones before it in {self.home} are "
                 "untouched: make room, or mend what is said, and go on with resume=true"
@@ -91,7 +91,7 @@ class Saver:
 
     def _publish(self, step: int, state: dict) -> str:
         """On rank 0: wait for all ranks and make the checkpoint; gives what went wrong, empty if nothing did."""
-        keys = [_key(step, rank) for rank in range(self.world_size)]
+        keys = [self._key(step, rank) for rank in range(self.world_size)]
         self.store.wait(keys, _PATIENCE)
         told = [json.loads(self.store.get(name)) for name in keys]
         if errors := [one["error"] for one in told if "error" in one]:
@@ -104,6 +104,9 @@ class Saver:
         except OSError as error:
             return str(error)
         return ""
+
+    def _key(self, step: int, who: int | str) -> str:
+        return f"hsap/checkpoint/{self.config.out}/{step}/{who}"
 
     def _state(self, step: int, cursor: dict, adam_steps: int) -> dict:
         config = self.config
@@ -155,10 +158,6 @@ def _random_states(device: torch.device) -> dict[str, Tensor]:
 
 def _file(rank: int) -> str:
     return f"rank{rank}.safetensors"
-
-
-def _key(step: int, who: int | str) -> str:
-    return f"hsap/checkpoint/{step}/{who}"
 
 
 def _plain(value: object) -> object:
