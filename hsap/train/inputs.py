@@ -8,6 +8,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hsap.data import sources
 from hsap.data.chat import rows
@@ -80,7 +81,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
     if config.resume:
-        check_identity(read_state(config), _settings(config, model))
+        check_identity(read_state(config), _settings(config, model, tokenizer))
     else:
         refuse_used(config)
     return tokenizer, model
@@ -96,7 +97,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     if config.data.eval_path is not None and config.train.eval_every:
         eval_data, more = _documents(config, "data.eval_path", tokenizer, model)
         left_out += more
-    identity = {**_settings(config, model), "data.path": _content(train_data)}
+    identity = {**_settings(config, model, tokenizer), "data.path": _content(train_data)}
     state = None
     if config.resume:
         state = read_state(config)
@@ -176,9 +177,10 @@ def _documents(
     return store, (f"of the documents of {setting} {told}",) if told else ()
 
 
-def _settings(config: TrainConfig, model: ModelConfig) -> dict:
+def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> dict:
     """Settings that a run keeps to its end, by name."""
-    settings = {}
+    # By what it holds: it may move.
+    settings = {"data.tokenizer": f"sha256 {hashlib.sha256(Path(tokenizer.name).read_bytes()).hexdigest()[:12]}"}
     for name in _FIXED:
         value = config
         for part in name.split("."):

@@ -1,5 +1,6 @@
 """What a checkpoint's files hold, what a crash leaves of them, and what is said of damaged ones."""
 
+import itertools
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ def test_files_are_safetensors_with_their_size_and_checksum(tmp_path):
 @pytest.mark.parametrize("cuts", [[0, 13], [0, 1, 12, 13], [0, 5, 5, 9, 13]])
 def test_any_part_is_read_from_pieces_cut_anywhere(tmp_path, cuts):
     whole, paths = torch.arange(13.0), []
-    for rank, (first, last) in enumerate(zip(cuts, cuts[1:])):
+    for rank, (first, last) in enumerate(itertools.pairwise(cuts)):
         paths.append(tmp_path / str(rank))
         write_tensors(paths[-1], {key("fp32", "w:odd", first): whole[first:last]})
     pieces = Pieces(reversed(paths))

@@ -148,6 +148,9 @@ def test_a_resumed_run_may_change_only_what_does_not_matter(tmp_path):
         with pytest.raises(ValueError) as error:
             check(configuration(tmp_path, "resume=true", *arguments))
         assert "belongs to another run: " in str(error.value) and told in str(error.value)
+    (tmp_path / "tokenizer.json").write_text((REPOSITORY / "datasets/demo/tokenizer.json").read_text() + "\n")
+    with pytest.raises(ValueError, match=r"data\.tokenizer was sha256 \w+, now sha256 \w+\."):
+        check(configuration(tmp_path, "resume=true", f"data.tokenizer={tmp_path / 'tokenizer.json'}"))
     free = ["optim.lr=1.0e-4", "train.micro_packs=2", "planner=ring", "model.loss_chunk_tokens=7", "train.steps=11"]
     free += ["engine.zero_stage=3", "+topology=2x1"]
     assert read_inputs(configuration(tmp_path, "resume=true", *free, world_size=4)).checkpoint["step"] == 10

@@ -35,7 +35,7 @@ class Shard:
 
     def part(self, flat: Tensor) -> Tensor:
         """The piece's elements of the master, or of a moment of its shape."""
-        return flat.detach().reshape(-1).narrow(0, self.offset, self.numel)
+        return flat.detach().view(-1).narrow(0, self.offset, self.numel)
 
 
 def capture(engine) -> tuple[dict[str, Tensor], int]:
