@@ -58,11 +58,9 @@ def publish(home: Path, step: int, state: Mapping[str, object], files: Mapping[s
 
 def clear_unfinished(home: Path) -> None:
     """Drop what a crash while writing has left."""
-    for path in home.glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    for path in home.glob(".step*"):
+        shutil.rmtree(path, ignore_errors=True)
+    (home / f".{LATEST}.tmp").unlink(missing_ok=True)
 
 
 def read_state(config: TrainConfig) -> dict:
