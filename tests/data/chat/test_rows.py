@@ -255,6 +255,19 @@ REJECTED = [
     ({"messages": [{"parent_id": None, "role": "user", "content": "q"}]},
      "messages of a tree without ids of their own"),
     ({"messages": [{"id": "1", "parent_id": "1", "role": "user", "content": "q"}]}, "a tree without a first message"),
+    ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"},
+                   {"id": "2", "parent_id": "3", "role": "user", "content": "q"},
+                   {"id": "3", "parent_id": "2", "role": "assistant", "content": "x"}]},
+     "messages of a tree that are their own ancestors"),
+    ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"}, "x"]}, "a turn is no object"),
+    ({"messages": [{"id": ["1"], "parent_id": None, "role": "user", "content": "q"}]},
+     "messages of a tree without ids of their own"),
+    ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"},
+                   {"id": "2", "parent_id": ["1"], "role": "assistant", "content": "x"}]},
+     "a message of a tree whose parent is missing"),
+    ({"messages": "abc", "parent_id": "1", "role": "user"}, "a message of a tree without the tree"),
+    ({"prompt": node("prompter", "q", *(node("assistant", "x") | {"rank": rank} for rank in ("first", 2)))},
+     "a rank that is no number"),
 ]  # fmt: skip
 
 
