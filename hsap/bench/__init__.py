@@ -1,4 +1,4 @@
-"""Benches that are part of the package: they measure a machine for the simulator, or set it beside what papers measured.
+"""Benches that are part of the package: they measure a machine for the simulator, or set it beside papers.
 
 processes  run a function on several ranks of one machine, or join those that a launcher started
 measure    microbenchmarks of kernels and memory
