@@ -243,6 +243,7 @@ REJECTED = [
     ({"messages": said(u, a), "tools": ["weather"]}, "tools that are no list of objects"),
     ({"system": "s", "messages": said(("system", "t"), u, a)}, "two system prompts"),
     ({"instruction": "q", "output": "x", "history": ["a", "b"]}, "a history that is no list of questions and answers"),
+    ({"instruction": "q", "input": 5, "output": "x"}, "an input that is no text"),
     ({"chosen": "good", "rejected": "bad"}, "answers without a question"),
     ({"prompt": "q", "answers": []}, "a question without answers"),
     ({"prompt": "q", "answers": ["good", " "]}, "an empty answer"),
