@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from hsap.children import ended_on_sigterm
 from hsap.ir.check import Refused
 
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
@@ -99,7 +100,7 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         arguments = (num_ranks, os.getpid(), folder, inside, backend, function, args)
-        with _terminated_politely():
+        with ended_on_sigterm():
             context = mp.start_processes(_rank, arguments, nprocs=num_ranks, join=False, start_method="spawn")
             deadline = time.monotonic() + timeout_s
             try:
@@ -114,20 +115,6 @@ def run_ranks(
                         process.kill()
                     process.join()
         return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(num_ranks)]
-
-
-@contextmanager
-def _terminated_politely():
-    """Turn SIGTERM into an exception, so that what was begun is ended."""
-
-    def leave(*_):
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _rank(

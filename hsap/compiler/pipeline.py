@@ -2,8 +2,8 @@
 
     cut, place (planner) → order → relay → prefetch → widen → lower → expand → buffers
 
-Each pass is a pure function in a file of its own. Whoever wants to know how long passes take, or what they make, gives
-`build` a `Watch`.
+Each pass is a pure function in the file of its name (buffers: `place_buffers`). Whoever wants to know how long passes
+take, or what they make, gives `build` a `Watch`.
 """
 
 from __future__ import annotations

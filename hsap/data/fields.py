@@ -62,8 +62,10 @@ def documents_of(row: Row, fields: Fields) -> tuple[Document, ...]:
     values, where = row.values, row.where
     name = values.get(fields.id) if fields.id is not None else None
     name = row.id if name is None else str(name)
-    named = next((field for field in (fields.text, *fields.tokens) if field is not None and field in values), None)
-    if named is None or fields.chats_first:
+    there = [field for field in (fields.text, *fields.tokens) if field is not None and field in values]
+    # Where rows share their columns, what a row doesn't have is null; a null alone is a fault that is told.
+    named = next((field for field in there if values[field] is not None), next(iter(there), None))
+    if named is None or values[named] is None or fields.chats_first:
         chats = fields.chat_of(values, where) if fields.chat_of is not None else ()
         if chats:
             return tuple(Document(f"{name}#{i}" if i else name, where, chat=chat) for i, chat in enumerate(chats))

@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from hsap.children import ended_on_sigterm
 from hsap.ir.check import Refused
 from hsap.tune.experiment import chosen, overrides, spelled
 from hsap.tune.found import Row
@@ -85,7 +85,7 @@ def measure(
 def _run(command: Sequence[str], folder: Path, environment: dict[str, str], limit_s: float) -> int | None:
     """Run a command in a folder: its exit code, None where it took too long. What it said is in the file `said`."""
     # Into a file, not a pipe: whoever else holds a pipe's end keeps its reader waiting.
-    with (folder / "said").open("wb") as said, _terminated_politely():
+    with (folder / "said").open("wb") as said, ended_on_sigterm():
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
             preexec_fn=_ends_with_us(),
@@ -110,20 +110,6 @@ def _ends_with_us():
         return None
     libc = ctypes.CDLL(None)  # before the fork, after which a library can't safely be loaded
     return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-@contextmanager
-def _terminated_politely():
-    """Turn SIGTERM into an exception, so that what was begun is ended."""
-
-    def leave(*_):
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _complaint(said: str) -> str:

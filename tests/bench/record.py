@@ -56,8 +56,15 @@ def caption(found: dict, **more: object) -> str:
 
 
 def _commit() -> str | None:
-    """The commit that is measured, with a + where files differ from it; None outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--abbrev=10"]
+    """The commit that is measured, with a + where other files than results differ; None outside a repository."""
+    commit = _git("describe", "--always", "--abbrev=10", "--exclude=*")
+    changed = _git("status", "--porcelain", "--", ":/", f":(exclude,top){RESULTS.relative_to(RESULTS.parents[2])}")
+    return f"{commit}+" if commit and changed else commit
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of this repository; None for nothing."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
 

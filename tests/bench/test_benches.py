@@ -233,10 +233,10 @@ def test_training_s_real_tokens_are_those_of_its_documents():
     size = train.Size(64, 2, 1, 2)
     corpus = train.Corpus.of("ultrachat", size)
     assert corpus.lengths.max() <= 64 and corpus.lengths.sum() >= 4 * 2 * 64
-    corpus = train.Corpus("own", np.array([10, 20, 30, 40, 20]))
-    # A mean of 24 tokens: five padded sequences hold the real tokens of two packs of 64, and an epoch is one step.
-    assert corpus.packs_per_step(True, size) == 5 and corpus.real_tokens(True, size) == [(120, 320)] * 3
-    assert corpus.packs_per_step(False, size) == 2 and corpus.real_tokens(False, size) == [(120, 128)] * 3
+    corpus = train.Corpus("own", np.array([24, 40, 24, 40]))
+    # A mean of 32 tokens: four padded sequences hold the real tokens of two packs of 64, and an epoch is one step.
+    assert corpus.packs_per_step(True, size) == 4 and corpus.real_tokens(True, size) == [(128, 256)] * 3
+    assert corpus.packs_per_step(False, size) == 2 and corpus.real_tokens(False, size) == [(128, 128)] * 3
 
 
 @pytest.mark.slow

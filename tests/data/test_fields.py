@@ -38,6 +38,18 @@ def test_a_row_without_text_and_tokens_is_offered_as_a_chat(tmp_path):
     assert text.text == "a"
 
 
+def test_a_null_is_not_there():
+    """Rows that share their columns have nulls in those of the others."""
+    (tokens,) = documents({"text": None, "tokens": [1, 2], "input_ids": None})
+    assert tokens.tokens.tolist() == [1, 2] and tokens.text is None
+    (chat,) = documents(
+        {"text": None, "tokens": None, "messages": "m"}, Fields(chat_of=lambda row, _: (row["messages"],))
+    )
+    assert chat.chat == "m"
+    with pytest.raises(ValueError, match=r"d.jsonl:1: field 'text' is a NoneType, not a string"):
+        documents({"text": None, "messages": None}, Fields(chat_of=lambda *_: ()))
+
+
 def test_all_columns_are_read_where_a_row_may_be_a_chat():
     assert Fields().wanted(["messages", "tools", "id"]) == ["messages", "tools", "id"]
     assert Fields().wanted(["text", "messages", "id"]) == ["text", "id"]

@@ -334,7 +334,7 @@ def test_a_count_that_does_not_divide_names_what_would():
     [
         ({"pack_tokens": 0}, r"data\.pack_tokens is 0"),
         ({"pack_tokens": 1 << 25}, r"data\.pack_tokens is 33554432; it must be a whole number from 1 to 16777216"),
-        ({"window": 0}, r"data\.window is 0"),
+        ({"window": 0}, r"packing: window is 0; it must be a whole number from 1 to"),
         ({"max_delay_steps": 0}, r"data\.max_delay_steps is 0"),
         ({"policy": "random"}, r"packing: unknown policy 'random'; known ones are best_fit, balanced, concat"),
         ({"long_documents": "hide"}, r"long_documents: unknown choice 'hide'; known ones are cut, keep, drop"),

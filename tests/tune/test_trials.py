@@ -132,7 +132,9 @@ def test_trials_end_with_who_asked_for_them(how, dp, tmp_path, temporary) -> Non
     (tmp_path / "pids").mkdir()
     project(tmp_path, SLEEPS)
     code = (
-        "import sys, pathlib; from tests.tune.test_trials import job, measure, row;"
+        # What a shell starts in the background ignores SIGINT, and so would this.
+        "import sys, pathlib, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from tests.tune.test_trials import job, measure, row;"
         "measure(pathlib.Path(sys.argv[1]), job(), row(int(sys.argv[2]), '1x1'))"
     )
     asking = subprocess.Popen(

@@ -103,7 +103,9 @@ def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] 
     else:
         turns = _history(fields.of(row, "history"), where) + _said(instruction, "user", where)
         more = fields.of(row, "input")
-        if isinstance(more, str) and more.strip():
+        if not isinstance(more, str | None):
+            raise Rejected(where, "an input that is no text")
+        if more and more.strip():
             turns = (*turns[:-1], replace(turns[-1], content="\n".join(filter(None, (turns[-1].content, more)))))
     return _with_system(turns, row, where, fields)
 

@@ -117,7 +117,7 @@ class _Rendering:
         self.marks = Marks(controls.tokens, renderer.known)
         self.messages = [self._covered(i, turn) for i, turn in enumerate(self.turns)]
         self.tools = self.marks.covered(conversation.tools, None)
-        marked = renderer(self.messages, self.tools, False, True)
+        self.marked = marked = renderer(self.messages, self.tools, False, True)
         self.text = marked.replace(OPEN, "").replace(CLOSE, "")
         self.open = self.marks.open(self.text)
         plain = [message(turn, lambda text: text, lambda value: value) for turn in self.turns]
@@ -134,7 +134,7 @@ class _Rendering:
     def _check_all_there(self, conversation: Conversation) -> None:
         """Refuse a template that leaves out what was said: it would be lost without a word."""
         source = self.renderer.source
-        if conversation.tools and "tools" not in source:
+        if conversation.tools and self.renderer(self.messages, (), False, True) == self.marked:
             raise Refusal("the chat template has no place for tools")
         if any(turn.tool_calls for turn in self.turns) and "tool_calls" not in source:
             raise Refusal("the chat template has no place for calls of tools")

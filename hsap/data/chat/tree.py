@@ -32,7 +32,7 @@ def is_tree(row: Mapping, messages: object) -> bool:
 def read_tree(row: Mapping, messages: object, where: str, best: bool) -> tuple[tuple[Turn, ...], ...]:
     """Give the turns of every conversation of a tree, or of the best one; `Rejected` where one isn't in order."""
     root = _root(row)
-    if root is None and not isinstance(messages, Sequence):
+    if root is None and (isinstance(messages, str) or not isinstance(messages, Sequence)):
         raise Rejected(where, "a message of a tree without the tree", "give trees with their replies, one a row")
     roots = [root] if root is not None else _linked(messages, where)
     ways = [way for one in roots for way in _ways(one, best, where)]
@@ -75,6 +75,8 @@ def _ways(root: Mapping, best: bool, where: str) -> Iterator[tuple[Mapping, ...]
             raise Rejected(where, "a turn is no object", "a reply")
         if not replies:
             yield way
+        if not all(isinstance(reply.get("rank"), int | float | None) for reply in replies):
+            raise Rejected(where, "a rank that is no number")
         # The best reply first; `sorted` keeps the order of those without a rank, behind the others.
         ordered = sorted(replies, key=lambda reply: (reply.get("rank") is None, reply.get("rank") or 0))
         open_ways += [(*way, reply) for reply in (ordered[:1] if best else reversed(ordered))]
@@ -84,18 +86,26 @@ def _linked(messages: Sequence, where: str) -> list[Mapping]:
     """Nest messages that name their parent; gives those without one."""
     nodes, roots = {}, []
     for message in messages:
+        if not isinstance(message, Mapping):
+            raise Rejected(where, "a turn is no object", "a message of a tree")
         name = next((message[field] for field in _ID_FIELDS if message.get(field) is not None), None)
-        if name is None or name in nodes:
+        if not isinstance(name, str | int) or name in nodes:
             raise Rejected(where, "messages of a tree without ids of their own")
         nodes[name] = {**message, "replies": []}
     for node in nodes.values():
         parent = node.get("parent_id")
         if parent is None:
             roots.append(node)
-        elif parent in nodes:
+        elif isinstance(parent, str | int) and parent in nodes:
             nodes[parent]["replies"].append(node)
         else:
             raise Rejected(where, "a message of a tree whose parent is missing", str(parent))
     if not roots:
         raise Rejected(where, "a tree without a first message")
+    reached, seen = list(roots), 0
+    while seen < len(reached):
+        reached += reached[seen]["replies"]
+        seen += 1
+    if seen < len(nodes):
+        raise Rejected(where, "messages of a tree that are their own ancestors")
     return roots

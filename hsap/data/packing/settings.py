@@ -40,7 +40,7 @@ class Packing:
     def __post_init__(self) -> None:
         whole("data.pack_tokens", self.pack_tokens, 1, MAX_TOKENS)
         one_of("data.packing: unknown policy", self.policy, POLICIES)
-        whole("data.window", self.window)
+        whole("packing: window", self.window)
         one_of("data.long_documents: unknown choice", self.long_documents, LONG_DOCUMENTS)
         whole("data.max_delay_steps", self.max_delay_steps)
         object.__setattr__(self, "curriculum", _checked(self.curriculum))

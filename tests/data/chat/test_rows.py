@@ -243,6 +243,7 @@ REJECTED = [
     ({"messages": said(u, a), "tools": ["weather"]}, "tools that are no list of objects"),
     ({"system": "s", "messages": said(("system", "t"), u, a)}, "two system prompts"),
     ({"instruction": "q", "output": "x", "history": ["a", "b"]}, "a history that is no list of questions and answers"),
+    ({"instruction": "q", "input": 5, "output": "x"}, "an input that is no text"),
     ({"chosen": "good", "rejected": "bad"}, "answers without a question"),
     ({"prompt": "q", "answers": []}, "a question without answers"),
     ({"prompt": "q", "answers": ["good", " "]}, "an empty answer"),
@@ -255,6 +256,19 @@ REJECTED = [
     ({"messages": [{"parent_id": None, "role": "user", "content": "q"}]},
      "messages of a tree without ids of their own"),
     ({"messages": [{"id": "1", "parent_id": "1", "role": "user", "content": "q"}]}, "a tree without a first message"),
+    ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"},
+                   {"id": "2", "parent_id": "3", "role": "user", "content": "q"},
+                   {"id": "3", "parent_id": "2", "role": "assistant", "content": "x"}]},
+     "messages of a tree that are their own ancestors"),
+    ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"}, "x"]}, "a turn is no object"),
+    ({"messages": [{"id": ["1"], "parent_id": None, "role": "user", "content": "q"}]},
+     "messages of a tree without ids of their own"),
+    ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"},
+                   {"id": "2", "parent_id": ["1"], "role": "assistant", "content": "x"}]},
+     "a message of a tree whose parent is missing"),
+    ({"messages": "abc", "parent_id": "1", "role": "user"}, "a message of a tree without the tree"),
+    ({"prompt": node("prompter", "q", *(node("assistant", "x") | {"rank": rank} for rank in ("first", 2)))},
+     "a rank that is no number"),
 ]  # fmt: skip
 
 

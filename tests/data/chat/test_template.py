@@ -271,6 +271,7 @@ NO_FORM = [
     (PLAIN, [Q, Turn("assistant", "b", reasoning="c")], "the chat template has no place for reasoning"),
     (PLAIN, [Q, Turn("assistant", "", tool_calls=(CALL,))], "the chat template has no place for calls of tools"),
     (PLAIN, [Q, A, TOOL], "the chat template has no place for tools"),
+    (PLAIN + "{% if false %}{{ tools }}{% endif %}", [Q, A, TOOL], "the chat template has no place for tools"),
     (PLAIN, [Q, Turn("assistant", "b", weight=0.0)], "nothing in it is trained"),
     (
         "{% for m in messages if m.role != 'system' %}{{ m.content + eos_token }}{% endfor %}",
