@@ -136,6 +136,13 @@ CHANGES = [
     (["data.long_documents=drop"], "data.long_documents was cut, now drop"),
     (["data.max_delay_steps=2"], "data.max_delay_steps was 128, now 2"),
     (["data.curriculum=[[5,32]]"], "data.curriculum was None, now [[5, 32]]"),
+    (["data.loss=all"], "data.loss was assistant, now all"),
+    (["data.answers=best"], "data.answers was all, now best"),
+    (["data.trees=best"], "data.trees was all, now best"),
+    (["data.chat_date='2025-01-01'"], "data.chat_date was 2024-07-26, now 2025-01-01"),
+    (["data.add_bos=false"], "data.add_bos was True, now False"),
+    (["data.add_eos=false"], "data.add_eos was True, now False"),
+    (["data.eos='<s>'"], "data.eos was </s>, now <s>"),
     (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
     (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
     (["model.masks=[window:4,causal]"], "model.masks was causal, now window:4+causal"),
@@ -152,8 +159,25 @@ def test_a_resumed_run_may_change_only_what_does_not_matter(tmp_path):
     with pytest.raises(ValueError, match=r"data\.tokenizer was sha256 \w+, now sha256 \w+\."):
         check(configuration(tmp_path, "resume=true", f"data.tokenizer={tmp_path / 'tokenizer.json'}"))
     free = ["optim.lr=1.0e-4", "train.micro_packs=2", "planner=ring", "model.loss_chunk_tokens=7", "train.steps=11"]
-    free += ["engine.zero_stage=3", "+topology=2x1"]
+    free += ["engine.zero_stage=3", "+topology=2x1", "data.lookahead=0", "kernel=math", "wire_dtype=bf16"]
+    free += ["data.add_bos=true", "data.eos='</s>'"]  # what null has stood for
     assert read_inputs(configuration(tmp_path, "resume=true", *free, world_size=4)).checkpoint["step"] == 10
+
+
+def test_a_resumed_run_keeps_the_weights_of_its_data_sets_and_its_curriculum(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"tokens": [2, 3]}\n{"tokens": [4, 5, 6]}\n')
+    same = ("data.curriculum=[[5,32]]", "data.exhausted=stop")
+
+    def mixed(*weights):
+        return f"data.path={{{','.join(f'{tmp_path}/{name}.jsonl:{w}' for name, w in zip('ab', weights))}}}"
+
+    save_state(configuration(tmp_path, mixed(2, 1), *same))
+    assert read_inputs(configuration(tmp_path, "resume=true", mixed(4, 2), *same)).checkpoint["step"] == 10
+    with pytest.raises(ValueError, match=r"weights of data\.path was \[0\.66\d*, 0\.33\d*\], now \[0\.5, 0\.5\]"):
+        check(configuration(tmp_path, "resume=true", mixed(1, 1), *same))
+    with pytest.raises(ValueError, match=r"data\.exhausted was stop, now restart"):
+        check(configuration(tmp_path, "resume=true", mixed(2, 1), same[0]))
 
 
 def test_a_resumed_run_must_see_the_same_data_but_it_may_lie_elsewhere(tmp_path):
@@ -163,6 +187,25 @@ def test_a_resumed_run_must_see_the_same_data_but_it_may_lie_elsewhere(tmp_path)
     config = configuration(tmp_path, "resume=true", f"data.path={tmp_path / 'moved.jsonl'}")
     (tmp_path / "data.jsonl").rename(tmp_path / "moved.jsonl")
     assert read_inputs(config).checkpoint["step"] == 10
+
+
+def test_a_resumed_run_keeps_what_its_chat_template_says_wherever_that_lies(tmp_path):
+    template = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    for name, text in (("one", template), ("two", template), ("three", template + "{# of another kind #}")):
+        (tmp_path / f"{name}.jinja").write_text(text)
+
+    def named(name, *more, rows=(SAID,)):
+        return configuration(tmp_path, *CHAT[1:], f"data.chat_template={tmp_path / name}.jinja", *more, rows=rows)
+
+    save_state(named("one"))
+    assert read_inputs(named("two", "resume=true")).checkpoint["step"] == 10
+    with pytest.raises(ValueError, match=r"data\.chat_template was sha256 \w+, now sha256 \w+[;.]"):
+        read_inputs(named("three", "resume=true"))
+    # Without chats no template has a part in what is trained.
+    rows = ({"text": "a"},)
+    plain = f"out={tmp_path / 'plain'}"
+    save_state(named("one", plain, rows=rows))
+    assert read_inputs(named("three", plain, "resume=true", rows=rows)).checkpoint["step"] == 10
 
 
 def test_a_checkpoint_beyond_the_last_step_or_damaged_is_refused(tmp_path):
