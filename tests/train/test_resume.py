@@ -17,12 +17,21 @@ from hsap.data.batch import doc_ids_hash
 from hsap.data.packing import PackStream
 from hsap.train.checkpoints.folder import damage, read_state
 from hsap.train.inputs import read_inputs
-from tests.parity import REPOSITORY, SMALL_MODEL, write_data
+from tests.parity import REPOSITORY, write_data
 from tests.parity.rank import configure
 from tests.train.worlds import World
 
 SAME = ("step", "loss", "grad_norm", "lr", "tokens", "target_tokens", "doc_ids_hash")
-NUM_STEPS = 12
+NUM_STEPS = 10
+MODEL = {
+    "num_layers": 2,
+    "hidden_dim": 32,
+    "head_dim": 8,
+    "ffn_dim": 48,
+    "num_q_heads": 4,
+    "num_kv_heads": 2,
+    "vocab_size": 2048,
+}
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +50,9 @@ def settings(folder, out, *more):
         "train.tensorboard": "false",
         "engine.device": "cpu",
         "optim.warmup_steps": 2,
+        "verify": "false",
         "out": folder / out,
-        **SMALL_MODEL,
+        **{f"model.{key}": value for key, value in MODEL.items()},
     }
     return [*(f"{key}={value}" for key, value in values.items()), *more]
 
@@ -171,11 +181,11 @@ def test_a_run_goes_on_with_any_topology_world_size_and_zero_stage(unbroken):
     folder, steps = unbroken
     out, home = folder / "elastic", folder / "unbroken"
     (out / "checkpoints").mkdir(parents=True)
-    shutil.copytree(home / "checkpoints" / "step4", out / "checkpoints" / "step4")
-    (out / "checkpoints" / "latest").write_text("step4")
+    shutil.copytree(home / "checkpoints" / "step2", out / "checkpoints" / "step2")
+    (out / "checkpoints" / "latest").write_text("step2")
     shutil.copy(home / "metrics.jsonl", out)
-    check_elastic(folder, out, LEGS, 4, 2, steps)
-    check_none_twice_or_lost(folder, out, (4, 6, 8, 10, 12), metrics(out))
+    check_elastic(folder, out, LEGS, 2, 2, steps)
+    check_none_twice_or_lost(folder, out, (2, 4, 6, 8, 10), metrics(out))
 
 
 @pytest.mark.exhaustive
@@ -187,17 +197,19 @@ def test_from_eight_ranks_to_four_to_one_and_to_two_groups(unbroken):
         (1, "1x1", "engine.zero_stage=0"),
         (4, "2x1", "engine.zero_stage=1"),
     ]
-    differs = check_elastic(folder, folder / "eight", legs, 0, 3, steps)
+    differs = check_elastic(folder, folder / "eight", legs, 0, 2, steps)
     print(f"largest relative difference from the unbroken run: {differs}")
-    check_none_twice_or_lost(folder, folder / "eight", (3, 6, 9, 12), metrics(folder / "eight"))
+    check_none_twice_or_lost(folder, folder / "eight", (2, 4, 6, 8), metrics(folder / "eight"))
 
 
-def test_zero_0_in_bf16_and_zero_3_hold_the_same_run(unbroken):
+@pytest.mark.parametrize("stages", [(0, 3), pytest.param((2,), marks=pytest.mark.exhaustive)])
+def test_in_bf16_every_zero_stage_goes_on_from_the_float32_weights(unbroken, tmp_path, stages):
     folder, _ = unbroken
-    bf16 = ["engine.dtype=bf16", "+topology=1x1", "train.steps=4"]
+    shutil.copy(folder / "ragged.jsonl", tmp_path)
+    folder, bf16 = tmp_path, ["engine.dtype=bf16", "+topology=1x1", "train.steps=4"]
     train(folder, "bf16", 2, *bf16, "engine.zero_stage=1")
     losses = {1: [step["loss"] for step in metrics(folder / "bf16")]}
-    for stage in (0, 2, 3):
+    for stage in stages:
         out = folder / f"bf16-{stage}"
         shutil.copytree(folder / "bf16", out)
         (out / "checkpoints" / "latest").write_text("step2")
@@ -224,7 +236,7 @@ def test_a_signal_to_one_rank_finishes_the_step_saves_and_ends_well(unbroken, ra
     assert metrics(out) == steps
 
 
-@pytest.mark.parametrize("launcher", ["train.py", "torchrun"])
+@pytest.mark.parametrize("launcher", ["train.py", pytest.param("torchrun", marks=pytest.mark.exhaustive)])
 def test_a_signal_to_the_launcher_reaches_the_ranks(unbroken, launcher):
     folder, steps = unbroken
     out, bin = folder / launcher, Path(sys.executable).parent

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.train.forked"])
+_CONTEXT.set_forkserver_preload(["tests.train.forked", "tests.train.worlds"])
 _LIMIT_S = 120.0
 
 
