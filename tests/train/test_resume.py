@@ -202,14 +202,12 @@ def test_from_eight_ranks_to_four_to_one_and_to_two_groups(unbroken):
     check_none_twice_or_lost(folder, folder / "eight", (2, 4, 6, 8), metrics(folder / "eight"))
 
 
-@pytest.mark.parametrize("stages", [(0, 3), pytest.param((2,), marks=pytest.mark.exhaustive)])
-def test_in_bf16_every_zero_stage_goes_on_from_the_float32_weights(unbroken, tmp_path, stages):
+def test_in_bf16_every_zero_stage_goes_on_from_the_float32_weights(unbroken):
     folder, _ = unbroken
-    shutil.copy(folder / "ragged.jsonl", tmp_path)
-    folder, bf16 = tmp_path, ["engine.dtype=bf16", "+topology=1x1", "train.steps=4"]
+    bf16 = ["engine.dtype=bf16", "+topology=1x1", "train.steps=4"]
     train(folder, "bf16", 2, *bf16, "engine.zero_stage=1")
     losses = {1: [step["loss"] for step in metrics(folder / "bf16")]}
-    for stage in stages:
+    for stage in (0, 2, 3):
         out = folder / f"bf16-{stage}"
         shutil.copytree(folder / "bf16", out)
         (out / "checkpoints" / "latest").write_text("step2")
@@ -236,7 +234,7 @@ def test_a_signal_to_one_rank_finishes_the_step_saves_and_ends_well(unbroken, ra
     assert metrics(out) == steps
 
 
-@pytest.mark.parametrize("launcher", ["train.py", pytest.param("torchrun", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("launcher", ["train.py", "torchrun"])
 def test_a_signal_to_the_launcher_reaches_the_ranks(unbroken, launcher):
     folder, steps = unbroken
     out, bin = folder / launcher, Path(sys.executable).parent
