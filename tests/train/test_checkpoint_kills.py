@@ -78,7 +78,7 @@ def test_sigkill_at_any_moment_of_writing_leaves_the_newest_whole_checkpoint(tmp
     out, moments = tmp_path / "out", random.Random(background)
     out.mkdir()
     home, at, amid = out / "checkpoints", 0, 0
-    for _ in range(12):
+    for _ in range(8):
         process = fork(save_on, out, background, at + 1, 99999)
         while newest(out) <= at and process.is_alive():
             time.sleep(0.001)
@@ -90,8 +90,8 @@ def test_sigkill_at_any_moment_of_writing_leaves_the_newest_whole_checkpoint(tmp
         amid += not all(name.startswith("step") for name in left)
         before, at = at, whole(out)
         assert at > before
-    print(f"of 12 kills {amid} left something half written")
-    assert amid >= 3
+    print(f"of 8 kills {amid} left something half written")
+    assert amid >= 2
     process = fork(save_on, out, background, at + 1, at + 3)
     process.join()
     assert process.exitcode == 0 and whole(out) == at + 3
