@@ -9,6 +9,7 @@ from pathlib import Path
 from hsap.data.document import Document, Rejected
 from hsap.data.fields import Fields, Row, documents_of
 from hsap.data.sources.stream import told_at
+from hsap.ir.check import printable
 
 MAX_REASONS = 100
 EXAMPLES = 3
@@ -127,7 +128,7 @@ class Tally:
     def _listed(self, counts: dict[str, int]) -> str:
         listed = []
         for reason, count in counts.items():
-            places = [one.where for one in self.examples if one.reason == reason]
+            places = [printable(one.where) for one in self.examples if one.reason == reason]
             listed.append(f"{count} for {reason} ({', '.join(places)}{', ...' if count > len(places) else ''})")
         return "; ".join(listed)
 
