@@ -65,8 +65,8 @@ class Mixture:
         least = min(given, key=given.__getitem__)
         if self.exhausted == "restart" and given[least] * MAX_RATIO < max(given.values()):
             raise ValueError(
-                f"weight of {least} is {weights[least]}, less than a millionth of another's; the mixture, which goes on "
-                f"until each source has ended, would next to never end: raise it, or take the source away"
+                f"weight of {least} is {weights[least]}, less than a millionth of another's; a mixture that goes on "
+                f"until each source has ended would next to never end: raise it, or take the source away"
             )
         self.window = whole("window of a mixture", window)
         self.seed = whole("seed of a mixture", seed, 0)

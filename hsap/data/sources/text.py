@@ -40,8 +40,9 @@ def read_text(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Itera
 def read_tree(folder: Path, reading: Reading, turns: Turns, tally: Tally) -> Iterator[Document]:
     """Give a repository as one document: its text files in order of their paths, each under a line with its path.
 
-    Left out and counted: binary files, files that aren't UTF-8 or their names aren't, files longer than `MAX_FILE_BYTES`, links; a repository
-    of more than `MAX_DOCUMENT_BYTES` altogether. Histories and caches are left out without a word.
+    Left out and counted: binary files, files that aren't UTF-8 or whose names aren't, files longer than
+    `MAX_FILE_BYTES`, links; a repository of more than `MAX_DOCUMENT_BYTES` altogether. Histories and caches are left
+    out without a word.
     """
     if not turns.take():
         return

@@ -73,7 +73,7 @@ def test_a_pipe_a_missing_name_and_a_folder_that_cannot_be_listed_are_refused(tm
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ValueError, match="can't be read .*Permission denied: .*closed"):
+    with pytest.raises(ValueError, match=r"can't be read .*Permission denied: .*closed"):
         read(tmp_path / "texts")
 
 
