@@ -92,7 +92,7 @@ def documents_of(row: Row, fields: Fields) -> tuple[Document, ...]:
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, str | list | np.ndarray) and not len(value))
+    return value is None or (value.size == 0 if isinstance(value, np.ndarray) else value in ("", []))
 
 
 def _is_chat(values: Mapping[str, object], where: str, chat_of: ChatOf) -> bool:

@@ -41,6 +41,7 @@ _DETAIL_FIELDS = ("train_detail", "training_detail")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("reasoning", "thinking")
 NO_TEXT = "a part of content that is no text"
+SURROGATE = "half of a surrogate pair, which is no text"
 _CALL_PARTS = ("tool_call", "tool_calls", "function_call")
 _MEDIA = tuple(f"{name}{end}" for name in ("image", "audio", "video") for end in ("", "s", "_url", "_urls", "_path"))
 _PART_MEDIA = (*_MEDIA, "input_image", "input_audio", "input_file", "file", "document")
@@ -116,10 +117,8 @@ def read_turn(given: object, where: str, number: int = 1) -> Turn:
     refuse_media(given, where, f"turn {number}")
     reading.refuse(given, ("tools", "functions"), "tools within a turn (they belong beside the turns)")
     reading.refuse(given, _DETAIL_FIELDS, "a turn of which only parts are to be trained")
-    if given.get("tool_calls"):
-        reading.calls.append(given["tool_calls"])
-    if given.get("function_call"):
-        reading.calls.append(given["function_call"])
+    calls = (given.get(name) for name in ("tool_calls", "function_call"))
+    reading.calls += [one for one in calls if one is not False and not is_empty(one)]
     called, named = given.get("tool_call_id"), given.get("name")
     return Turn(
         role,
@@ -159,8 +158,9 @@ class _Reading:
         if isinstance(part, str):
             self.texts.append(self.text(part))
             return
-        kind = (part.get("type") or "text") if isinstance(part, Mapping) else type(part).__name__
-        sort = next((sort for sort in self._sorts() if kind in sort[0]), None)
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        kind = "text" if is_empty(kind) else kind
+        sort = next((sort for sort in self._sorts() if isinstance(kind, str) and kind in sort[0]), None)
         if sort is None or not isinstance(part, Mapping):
             raise Rejected(self.where, NO_TEXT, f"turn {self.number} has {kind!r}")
         self.refuse(part, _PART_MEDIA, NO_TEXT)
@@ -229,7 +229,7 @@ class _Reading:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Rejected(self.where, "half of a surrogate pair, which is no text", f"turn {self.number}") from None
+            raise Rejected(self.where, SURROGATE, f"turn {self.number}") from None
         return value
 
 
@@ -277,7 +277,9 @@ def read_calls(given: object, where: str) -> tuple[dict, ...]:
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             raise Rejected(where, "a call of a function without its name")
         arguments = _first(inner, ("arguments", "parameters"))
-        arguments = {} if arguments in (None, "") else parsed(arguments, "arguments of a function", where)
+        arguments = (
+            {} if arguments is None or same(arguments, "") else parsed(arguments, "arguments of a function", where)
+        )
         made = {"name": inner["name"], "arguments": arguments}
         calls.append({"id": call["id"], **made} if isinstance(call.get("id"), str) else made)
     return tuple(calls)

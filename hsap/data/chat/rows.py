@@ -142,7 +142,7 @@ def _repeats(value: object, said: set[str]) -> bool:
     if isinstance(value, str):
         return any(value.strip() in content for content in said)
     if isinstance(value, Mapping):
-        return any(_repeats(value.get(name), said) for name in ("content", "value", "text") if value.get(name))
+        return any(_repeats(value.get(name), said) for name in ("content", "value", "text"))
     return isinstance(value, Sequence) and all(_repeats(one, said) for one in value)
 
 
