@@ -16,7 +16,7 @@ A chat's `unread` names fields of the row that it isn't read from. `Rejected` le
 in the wrong order says nothing about the rest of the file.
 """
 
-CHAT_BESIDE = "a chat beside, which isn't (set data.chat_template to train chats instead)"
+CHAT_BESIDE = "a chat beside {!r}, which is what is trained (set data.chat_template to train chats)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def documents_of(row: Row, fields: Fields) -> tuple[Document, ...]:
         if chats:
             return tuple(_of_chat(f"{name}#{i}" if i else name, where, chat) for i, chat in enumerate(chats))
     elif fields.chat_of is not None and _is_chat(values, where, fields.chat_of):
-        notes = (f"{full!r} trained, and {CHAT_BESIDE}",)
+        notes = (CHAT_BESIDE.format(full),)
     if named is None:
         wanted = [repr(field) for field in (fields.text, *fields.tokens) if field is not None]
         raise ValueError(

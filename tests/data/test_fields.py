@@ -146,14 +146,12 @@ def test_what_of_a_row_is_not_trained_is_counted_and_told(tmp_path, form):
     given = list(source)
     assert [(one.text, one.chat is not None) for one in given[:4]] == [("t", False)] * 3 + [(None, False)]
     assert [one.chat is not None for one in given[4:]] == [True, True]
-    text, tokens, output = (
-        f"{what} trained, and {CHAT_BESIDE}" if what[0] == "'" else what
-        for what in ("'text'", "'tokens'", "fields beside the chat that say something else (output)")
-    )
+    text, tokens = CHAT_BESIDE.format("text"), CHAT_BESIDE.format("tokens")
+    output = "fields beside the chat that say something else (output)"
     assert source.tally.notes == {text: 2, tokens: 1, output: 1} and not source.tally.counts
     told = source.tally.told()
     first = f"{path}:1" if form == "jsonl" else f"{path}:row 0"
-    assert told.startswith("of rows only a part trained: 2 for 'text' trained, and a chat beside") and first in told
+    assert told.startswith("4 trained only in part: 2 for a chat beside 'text', which is") and first in told
     mixed = Mixture({"a": source}, {"a": 1.0})
     assert len(list(mixed)) == 6 and mixed.tally.told() == told
     first = sources.open(path, dataclasses.replace(fields, chats_first=True))

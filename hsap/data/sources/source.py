@@ -122,8 +122,8 @@ class Tally:
         if self.counts:
             parts.append(f"{sum(self.counts.values())} left out: {self._listed(self.counts)}")
         if self.notes:
-            parts.append(f"of rows only a part trained: {self._listed(self.notes)}")
-        return ". ".join(parts)
+            parts.append(f"{sum(self.notes.values())} trained only in part: {self._listed(self.notes)}")
+        return "; and ".join(parts)
 
     def _listed(self, counts: dict[str, int]) -> str:
         listed = []
