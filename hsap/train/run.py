@@ -30,8 +30,10 @@ from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, learning_rate, start, stop
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
-from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps
+from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
+from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
+from hsap.train.recipe import PlanFigures
 
 
 def run(config: TrainConfig) -> None:
@@ -60,6 +62,8 @@ class Trainer:
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
         most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
         self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
+        # Before anything is trained: the processes load their code meanwhile.
+        self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
         self._eval_plans: list[Plan] | None = None
 
     def train(self) -> None:
@@ -105,6 +109,8 @@ class Trainer:
         finally:
             steps.close()
             loader.close()
+            if self.pool is not None:
+                self.pool.close()
             if log is not None:
                 log.close()
 
@@ -134,7 +140,7 @@ class Trainer:
         if self.mesh.topology.num_ranks > 1:
             store = dist.distributed_c10d._get_default_store().clone()
         name = f"{use}/{self.mesh.dp_rank}"
-        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup)
+        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup, self.pool)
 
     def _step(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         """One optimizer update; returns the step's figures."""
