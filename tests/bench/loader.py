@@ -166,6 +166,8 @@ def _arguments(planner: str, size: Size, out: Path) -> list[str]:
     """What train.py is told: the demo as it is."""
     settings = {
         "+topology": TOPOLOGY,
+        "data.path": DEMO / "train.jsonl.gz",
+        "data.tokenizer": DEMO / "tokenizer.json",
         "planner": planner,
         "data.eval_path": "null",
         "train.steps": size.warm_steps + size.steps,
