@@ -142,11 +142,12 @@ def test_an_exchange_that_is_closed_waits_for_no_worker(strange) -> None:
     batch = step(1, 1)
     stuck = replace(batch, micro_batches=(replace(batch.micro_batches[0], lengths=(2,), sequences=(1,)),))
     with PlanPool(setup(), 1) as pool:
-        planned = PlannedSteps(iter([stuck]), PlanExchange(None, "c", 0, NUM_RANKS, setup(), pool), 1)
+        exchange = PlanExchange(dist.HashStore(), "c", 1, NUM_RANKS, setup(), pool)
+        planned = PlannedSteps(iter([stuck]), exchange, 1)
         time.sleep(0.2)
         begin = time.monotonic()
         planned.close()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 5 and exchange.rank == exchange._planner_of(1), "it waited for its own"
 
 
 RANK = """
