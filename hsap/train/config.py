@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hsap import clusters
 from hsap.data.packing.settings import LONG_DOCUMENTS, POLICIES, Packing
@@ -43,7 +43,7 @@ def _is_data(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """Where tokens come from and how they are packed."""
+    """Where tokens come from, how they are packed and prepared ahead; workers is never null in a TrainConfig."""
 
     path: str | Mapping[str, float] = rule("a file or a directory, or several with their weights", _is_data)
     eval_path: str | None = text("a file or a directory", optional=True)
@@ -76,6 +76,7 @@ class DataConfig:
         "a list of [step, pack_tokens], like [[1000,32768],[3000,131072]]", _is_curriculum, optional=True
     )
     lookahead: int = integer(0)
+    workers: int | None = integer(0, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,9 @@ _GROUPS = {
     "profile": ProfileConfig,
 }
 
+# On CPUs ranks compute on the very cores that workers would plan on.
+_WORKERS = {"cpu": 0, "cuda": 2}
+
 
 def train_config(values: Mapping[str, object], world_size: int, device: str, out: str) -> TrainConfig:
     """Check the composed configuration against what is allowed and against the ranks that will run it.
@@ -224,6 +228,8 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     if plain.resume and plain.out is None:
         raise ValueError("resume=true needs out=DIR, the directory of the run whose checkpoint is to be resumed.")
     groups["engine"] = EngineConfig(engine.zero_stage, engine.dtype, device, backend)
+    if groups["data"].workers is None:
+        groups["data"] = replace(groups["data"], workers=_WORKERS[device])
     return TrainConfig(
         **groups,
         packing=_packing(groups["data"]),

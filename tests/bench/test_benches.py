@@ -13,10 +13,12 @@ import pytest
 import torch
 
 import hsap
+from hsap.data.packing import Packing
+from hsap.data.store import DocumentStore
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy, gpu, namespaces, nodes, packing, train
+from tests.bench import accuracy, gpu, loader, namespaces, nodes, packing, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention.interpreter import dispatch
@@ -50,6 +52,14 @@ def test_packing_is_measured(capsys):
     assert 1 <= line["spread"] < 1.05 < line["best_fit_spread"]
     assert capsys.readouterr().out.split()[:2] == ["ultrachat", "4096"]
     assert packing.speed("concat", 100)["documents"] == 100
+
+
+def test_the_loader_is_measured(capsys):
+    store = DocumentStore.from_documents((str(i), np.arange(20 + i)) for i in range(9))
+    made = loader.Stream("demo", store, Packing(64))
+    line = loader.alone(made, "ring", loader.QUICK, 1, {"ring": 10.0})
+    assert all(line[stage] > 0 for stage in ("pack", "batch", "plan")) and line["over"] == line["all"] / 10 > 0
+    assert line["packs"] == loader.QUICK.packs and capsys.readouterr().out.split()[:2] == ["demo", "ring"]
 
 
 def test_lines_are_means_over_batches():
