@@ -7,9 +7,9 @@ pipeline's `routes`, and `lay`); streams, buffers and copies for every intra ran
 ranks are priced in the time of one column. Prices are the event clock's
 (`hsap.sim.cost`), a round at a time.
 
-What is shared is reckoned with as `hsap.tune.links` says; a host's cores bound the whole: it takes a column no less
-than all that its ranks want of them. What the event clock knows better: which message of a round has a port first, who
-meets whom on a card, when a core is free, and all-to-alls whose ranks are not there at the same time.
+What is shared is reckoned with as `hsap.tune.contention` says; a host's cores bound the whole: it takes a column no
+less than all that its ranks want of them. What the event clock knows better: which message of a round has a port first,
+who meets whom on a card, when a core is free, and all-to-alls whose ranks are not there at the same time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Strategy
 from hsap.ir.sort import distinct
 from hsap.ir.span import row_starts
 from hsap.sim.cost import Kernels, moving_seconds
+from hsap.tune.contention import PASSES, Links
 from hsap.tune.ends import Ends, rank_tokens
-from hsap.tune.links import PASSES, Links
 from hsap.tune.live import arena_bytes
 
 

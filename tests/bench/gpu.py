@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hsap
-from hsap.bench.processes import connect, run_ranks
+from hsap.calibrate.processes import connect, run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR

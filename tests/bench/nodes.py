@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 
 import hsap
-from hsap.bench.calibrate import calibrate
-from hsap.bench.processes import connect, run_ranks
+from hsap.calibrate.machine import calibrate
+from hsap.calibrate.processes import connect, run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR, flows

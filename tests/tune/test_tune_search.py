@@ -17,9 +17,9 @@ from hsap.tune import table
 from hsap.tune.choices import Refusals, shapes, too_large
 from hsap.tune.experiment import chosen, overrides, write
 from hsap.tune.job import Job, packs_per_step
-from hsap.tune.measure import Measured, override
 from hsap.tune.search import tune
 from hsap.tune.setting import GIB
+from hsap.tune.trials import Measured, override
 from tests.bench.planning.cases import FOLDER
 
 MODEL = ModelConfig(2048, 2, 128, 8, 4, 16, 352)

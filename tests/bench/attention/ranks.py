@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsap.bench.processes import connect
+from hsap.calibrate.processes import connect
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
 from hsap.runtime.executor import Session

@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from hsap.bench.paper import TABLES, comparison, hybrid, masks
-from hsap.bench.paper.comparison import Spread, Table, agreement, counted
-from hsap.bench.paper.pricing import priced, received_bytes, scaled_pack
-from hsap.bench.paper.published import published
 from hsap.cli import main
 from hsap.cli.bench import PAPER_TABLES
 from hsap.ir.cluster import Cluster
 from hsap.ir.problem import Topology
+from hsap.papers import TABLES, comparison, hybrid, masks
+from hsap.papers.comparison import Spread, Table, agreement, counted
+from hsap.papers.pricing import priced, received_bytes, scaled_pack
+from hsap.papers.published import published
 
 CLUSTER = Cluster.preset("dgx-a100")
 

@@ -3,12 +3,12 @@
 import pytest
 import yaml
 
-from hsap.bench.paper import scalability, training
-from hsap.bench.paper.training import MODEL, real_part
 from hsap.cli import main
 from hsap.ir.cluster import Cluster
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
+from hsap.papers import scalability, training
+from hsap.papers.training import MODEL, real_part
 from tests.parity import REPOSITORY
 
 

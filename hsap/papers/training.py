@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from hsap.bench.paper.comparison import Spread, Table, agreement, counted
-from hsap.bench.paper.pricing import Draw, priced
-from hsap.bench.paper.published import published
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
+from hsap.papers.comparison import Spread, Table, agreement, counted
+from hsap.papers.pricing import Draw, priced
+from hsap.papers.published import published
 from hsap.tune.setting import Setting
 from hsap.tune.step import MicroSteps, step_s
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hsap.bench.paper.comparison import Table
-from hsap.bench.paper.pricing import Draw, priced
-from hsap.bench.paper.published import published
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
+from hsap.papers.comparison import Table
+from hsap.papers.pricing import Draw, priced
+from hsap.papers.published import published
 from hsap.tune.collectives import gather_s
 from hsap.tune.memory import kept_copies, loss_bytes, rank_bytes, saved_bytes, working_bytes
 from hsap.tune.setting import Setting, reserve_bytes

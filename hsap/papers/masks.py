@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hsap.bench.paper.comparison import Spread, Table, agreement, milliseconds
-from hsap.bench.paper.pricing import Draw, priced, priced_with_relay, scaled_pack
-from hsap.bench.paper.published import published
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.ir.schedule import DIRECTIONS
+from hsap.papers.comparison import Spread, Table, agreement, milliseconds
+from hsap.papers.pricing import Draw, priced, priced_with_relay, scaled_pack
+from hsap.papers.published import published
 from hsap.sim import Timeline
 
 HEADS = HeadShape(8, 2, 128, "bf16")

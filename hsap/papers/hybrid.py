@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from statistics import median
 
-from hsap.bench.paper.comparison import Spread, Table, agreement, counted, milliseconds
-from hsap.bench.paper.pricing import Draw, priced, received_bytes
-from hsap.bench.paper.published import published
 from hsap.ir.check import Refused
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
+from hsap.papers.comparison import Spread, Table, agreement, counted, milliseconds
+from hsap.papers.pricing import Draw, priced, received_bytes
+from hsap.papers.published import published
 
 HEADS = HeadShape(16, 16, 128, "bf16")
 CLUSTER = "dgx-a100"
