@@ -157,7 +157,7 @@ def test_the_attention_bench_compares_with_one_process_and_with_others(capsys):
 
 
 def test_the_interpreter_is_measured_with_nothing_to_compute(monkeypatch):
-    """By a clock that goes on by 1 ms when it is read: so long takes a run of a rank and direction, and so does a step."""
+    """A clock goes on by 1 ms when it is read: so long takes a run of a rank and direction, and so does each step."""
     plan = hsap.compile(attention_cases.QUICK[0].problem(4), "sap")
     small = interpreter.miniature(plan)
     assert small.num_ranks == plan.num_ranks == 4 and small.planner == "sap"
