@@ -131,6 +131,7 @@ def judge(
     """Say which pieces are packed, and which of them stay uncut: two of bool [num_pieces].
 
     uncut: of documents, see `count_long`. A piece that stays uncut is no longer than a pack or gets one of its own.
+    What an earlier stage left of a document is judged by its own length.
     """
     tokens = pieces.tokens
     asked = np.zeros(len(pieces), bool) if uncut is None else uncut[pieces.document]
