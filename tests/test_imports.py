@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "loops": set(),
     "keys": set(),
     "children": set(),
+    "tensorfile": set(),
     "compiler": {"ir", "loops"},
     "planners": {"ir", "loops"},
     "verify": {"ir", "loops"},
@@ -20,14 +21,17 @@ MAY_IMPORT = {
     "runtime": {"ir"},
     "clusters": {"ir"},
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
-    "models": {"ir", "keys"},
+    "models": {"ir", "keys", "tensorfile"},
     "data": {"ir", "loops"},
     "view": {"ir", "sim", "verify"},
     "calibrate": {"children", "ir", "clusters", "sim", "runtime"},
     "papers": {"ir", "api", "compiler", "planners", "sim", "models", "tune"},
     "tune": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
-    "cli": {"calibrate", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},
-    "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
+    "cli": {
+        *("calibrate", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"),
+        "train",
+    },
+    "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data", "tensorfile"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""
 

@@ -10,7 +10,8 @@ from typing import Any
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.mask import Mask, parse_layers
 from hsap.ir.program import Op
-from hsap.keys import check, choice, flag, integer, number, read, rule
+from hsap.keys import check, choice, flag, integer, number, read, rule, text
+from hsap.models.scaling import RopeScaling
 
 
 def _positive(default: float):
@@ -29,7 +30,9 @@ class ModelConfig:
     backward; attention itself is never recomputed. `loss_chunk_tokens` bounds the rows of logits that exist at one
     time. `masks` names the attention mask of each layer, from the first on, in the spelling of `parse_layers` or as a
     list of such texts: of every layer, or a pattern that is repeated to the last, as in window:1024*5+causal. It is
-    kept as the text of the shortest such pattern.
+    kept as the text of the shortest such pattern. `attention_bias` says which projections add a bias: none, those of
+    queries, keys and values (Qwen2), or all four; `qk_norm` whether each head's queries and keys are normed before they
+    are turned (Qwen3); `rope_scaling` is the text of a `RopeScaling`.
     Errors: ValueError that names the field.
     """
 
@@ -47,6 +50,9 @@ class ModelConfig:
     checkpointing: str = choice("none", "full", default="none")
     loss_chunk_tokens: int = integer(1, default=1024)
     masks: str = rule("a mask for all layers, a pattern, or a list of masks", _is_masks, default="causal")
+    attention_bias: str = choice("none", "qkv", "all", default="none")
+    qk_norm: bool = flag(default=False)
+    rope_scaling: str = text("none, linear:FACTOR or llama3:FACTOR,LOW,HIGH,ORIGINAL_TOKENS", default="none")
 
     def __post_init__(self) -> None:
         check(self, "model.")
@@ -62,6 +68,10 @@ class ModelConfig:
                 f"model.head_dim is {self.head_dim}, but rotary embedding turns pairs: give an even number."
             )
         object.__setattr__(self, "masks", _pattern(self.masks, self.num_layers))
+        try:
+            object.__setattr__(self, "rope_scaling", str(RopeScaling.parse(self.rope_scaling)))
+        except ValueError as error:
+            raise ValueError(f"model.rope_scaling is {self.rope_scaling!r}: {error}.") from error
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], tokenizer_vocab_size: int | None = None) -> ModelConfig:
@@ -110,7 +120,9 @@ class ModelConfig:
     def num_params(self) -> int:
         """Trainable parameters; tied embeddings are counted once."""
         embeddings = self.vocab_size * self.hidden_dim * (1 if self.tied_embeddings else 2)
-        layers = self.num_layers * (self.layer_matmul_params + 2 * self.hidden_dim)
+        biases = {"none": 0, "qkv": self.q_dim + 2 * self.kv_dim, "all": self.q_dim + 2 * self.kv_dim + self.hidden_dim}
+        norms = 2 * self.hidden_dim + (2 * self.head_dim if self.qk_norm else 0)
+        layers = self.num_layers * (self.layer_matmul_params + norms + biases[self.attention_bias])
         return embeddings + layers + self.hidden_dim
 
     @property

@@ -1,9 +1,9 @@
 """Llama-family decoder over the local rows of a packed sequence; attention is handed in at call time.
 
 Nothing here knows of documents' borders, masks or other ranks: all that lives in the attention callable. Parameter
-names are those of Hugging Face's Llama. Every parameter is used by the forward of the module that owns it, so ZeRO-3
-can gather it by hooks, and each module is called the same number of times whatever the number of local rows, so ranks
-issue the same collectives.
+names are those of Hugging Face's Llama, Qwen2 and Qwen3. Every parameter is used by the forward of the module that owns
+it, so ZeRO-3 can gather it by hooks, and each module is called the same number of times whatever the number of local
+rows, so ranks issue the same collectives.
 """
 
 import hashlib
@@ -17,30 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from hsap.models.config import ModelConfig
 from hsap.models.loss import token_loss_sum, token_losses, wide_dtype
+from hsap.models.rope import Rope, rope_tables, rotate
+from hsap.models.scaling import RopeScaling
 
 # attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows.
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-Rope = tuple[Tensor, Tensor]
-
-
-def rope_tables(positions_T: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Rope:
-    """Cosine and sine of every position's angles, each [T, 1, head_dim / 2].
-
-    Angles are float64: in float32, positions near a million are already wrong by hundredths of a radian. The
-    frequencies are made here and not kept in a buffer, because `module.bfloat16()`, which DeepSpeed calls, would
-    round it. Rotation happens in float32 (float64 for float64), so that is the dtype of the tables.
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions_T.device) / head_dim
-    angles_TD = positions_T.to(torch.float64)[:, None] * base**-exponents
-    wide = wide_dtype(dtype)
-    return angles_TD.cos().to(wide)[:, None, :], angles_TD.sin().to(wide)[:, None, :]
-
-
-def rotate(x_THD: Tensor, rope: Rope) -> Tensor:
-    """Turn dimension i together with i + head_dim / 2, as Hugging Face's Llama does."""
-    cos, sin = rope
-    first, second = x_THD.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_THD.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -63,17 +44,23 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
         super().__init__()
         self.config = config
-        options = {"bias": False, "device": device, "dtype": dtype}
+        options = {"bias": config.attention_bias != "none", "device": device, "dtype": dtype}
         self.q_proj = nn.Linear(config.hidden_dim, config.q_dim, **options)
         self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, **options)
         self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, **options)
+        options["bias"] = config.attention_bias == "all"
         self.o_proj = nn.Linear(config.q_dim, config.hidden_dim, **options)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, device, dtype)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, device, dtype)
 
     def project(self, x_TC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         num_rows, head_dim = x_TC.shape[0], self.config.head_dim
         q_THD = self.q_proj(x_TC).view(num_rows, self.config.num_q_heads, head_dim)
         k_THD = self.k_proj(x_TC).view(num_rows, self.config.num_kv_heads, head_dim)
         v_THD = self.v_proj(x_TC).view(num_rows, self.config.num_kv_heads, head_dim)
+        if self.config.qk_norm:
+            q_THD, k_THD = self.q_norm(q_THD), self.k_norm(k_THD)
         return rotate(q_THD, rope), rotate(k_THD, rope), v_THD
 
     def merge_heads(self, o_THD: Tensor) -> Tensor:
@@ -155,7 +142,9 @@ class Decoder(nn.Module):
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         hidden_TC = self.embed_tokens(tokens_T)
-        rope = rope_tables(positions_T, self.config.head_dim, self.config.rope_base, hidden_TC.dtype)
+        config = self.config
+        scaling = RopeScaling.parse(config.rope_scaling)
+        rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
         for layer in self.layers:
             hidden_TC = layer(hidden_TC, rope, attention)
         return self.norm(hidden_TC)
@@ -169,7 +158,11 @@ class Llama(nn.Module):
         self.config = config
         self.model = Decoder(config, device, dtype)
         self.lm_head = Head(config.hidden_dim, config.vocab_size, bias=False, device=device, dtype=dtype)
-        if config.tied_embeddings:
+        self.tie()
+
+    def tie(self) -> None:
+        """Make head and embedding one parameter where the config says so; moving from the meta device parts them."""
+        if self.config.tied_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
@@ -206,17 +199,18 @@ def initialise(
     """Draw every parameter from its own generator, seeded by `seed` and the parameter's name.
 
     Normal(0, init_std); the two projections that write to the residual stream (o_proj, down_proj) get init_std /
-    sqrt(2 · num_layers) (GPT-2's rule: the stream's variance then doesn't grow with depth); norms are 1. Drawn in
-    float32 on the CPU and then rounded, so the result depends on neither device, dtype, world size nor the order of
-    modules. Partitioned parameters: `gathered=lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0)`.
+    sqrt(2 · num_layers) (GPT-2's rule: the stream's variance then doesn't grow with depth); norms are 1, biases 0.
+    Drawn in float32 on the CPU and then rounded, so the result depends on neither device, dtype, world size nor the
+    order of modules. Partitioned parameters:
+    `gathered=lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0)`.
     """
     residual_std = model.config.init_std / (2 * model.config.num_layers) ** 0.5
     for name, parameter in model.named_parameters():
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         with gathered(parameter):
-            if name.endswith("norm.weight"):
-                parameter.fill_(1)
+            if name.endswith(("norm.weight", "bias")):
+                parameter.fill_(name.endswith("weight"))
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else model.config.init_std
             parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))

@@ -1,6 +1,8 @@
 """A decoder written a second time, in another style, and dense attention over packed documents: oracles for the
 tests."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,15 @@ def dense_attention(lengths: list[int]):
     return lambda q, k, v, layer_index: visible_attention(q, k, v, visible)
 
 
+def layer_attention(config: ModelConfig, lengths: list[int]):
+    """What each layer's mask shows inside each document: causal, or a window of so many keys."""
+    document, positions = document_of(lengths), packed_positions(lengths)
+    causal = (document[:, None] == document[None, :]).tril()
+    distance = positions[:, None] - positions[None, :]
+    visible = [causal & (distance < mask.parameters[0]) if mask.parameters else causal for mask in config.layer_masks]
+    return lambda q, k, v, layer_index: visible_attention(q, k, v, visible[layer_index])
+
+
 def oracle_logits(config: ModelConfig, weights: dict[str, Tensor], tokens: Tensor, lengths: list[int]) -> Tensor:
     """Logits by running each document alone, head by head, with rotary embedding as complex multiplication."""
     documents = [_oracle_document(config, weights, ids) for ids in torch.split(tokens, lengths) if len(ids)]
@@ -53,8 +64,12 @@ def _oracle_document(config: ModelConfig, weights: dict[str, Tensor], ids: Tenso
     def norm(x, name):
         return torch.stack([row / ((row @ row) / len(row) + config.norm_eps) ** 0.5 for row in x]) * weights[name]
 
+    def plus_bias(x, name):
+        return x + weights[name] if name in weights else x
+
     half = config.head_dim // 2
-    frequencies = torch.tensor([config.rope_base ** (-i / half) for i in range(half)], dtype=torch.float64)
+    frequencies = [oracle_frequency(config, config.rope_base ** (-i / half)) for i in range(half)]
+    frequencies = torch.tensor(frequencies, dtype=torch.float64)
     turns = torch.exp(1j * torch.arange(len(ids), dtype=torch.float64)[:, None] * frequencies)
 
     def turned(x):
@@ -71,20 +86,45 @@ def _oracle_document(config: ModelConfig, weights: dict[str, Tensor], ids: Tenso
             for name in names
         }
         x = norm(stream, prefix + "input_layernorm.weight")
+        all_q, all_k, all_v = (plus_bias(x @ matrix[n], f"{prefix}self_attn.{n}_proj.bias") for n in "qkv")
+        window = config.layer_masks[index].parameters
+        hidden = future if not window else future + torch.full_like(future, float("-inf")).tril(-window[0])
         heads = []
         for head in range(config.num_q_heads):
             kv_head = head * config.num_kv_heads // config.num_q_heads
             own = slice(head * config.head_dim, (head + 1) * config.head_dim)
             shared = slice(kv_head * config.head_dim, (kv_head + 1) * config.head_dim)
-            q, k = turned((x @ matrix["q"])[:, own]), turned((x @ matrix["k"])[:, shared])
-            weight = torch.exp(torch.log_softmax(q @ k.T * config.head_dim**-0.5 + future, dim=1))
-            heads.append(weight @ (x @ matrix["v"])[:, shared])
-        stream = stream + torch.cat(heads, dim=1) @ matrix["o"]
+            q, k = all_q[:, own], all_k[:, shared]
+            if config.qk_norm:
+                q = norm(q, prefix + "self_attn.q_norm.weight")
+                k = norm(k, prefix + "self_attn.k_norm.weight")
+            q, k = turned(q), turned(k)
+            weight = torch.exp(torch.log_softmax(q @ k.T * config.head_dim**-0.5 + hidden, dim=1))
+            heads.append(weight @ all_v[:, shared])
+        stream = stream + plus_bias(torch.cat(heads, dim=1) @ matrix["o"], prefix + "self_attn.o_proj.bias")
         x = norm(stream, prefix + "post_attention_layernorm.weight")
         gate = x @ matrix["gate"]
         stream = stream + (gate / (1 + torch.exp(-gate)) * (x @ matrix["up"])) @ matrix["down"]
     head = weights["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
     return norm(stream, "model.norm.weight") @ head.T
+
+
+def oracle_frequency(config: ModelConfig, frequency: float) -> float:
+    """Scale one frequency by wavelengths and three cases, as Llama 3.1's own code does."""
+    kind, _, rest = config.rope_scaling.partition(":")
+    numbers = [float(word) for word in rest.split(",") if word]
+    if kind == "none":
+        return frequency
+    if kind == "linear":
+        return frequency / numbers[0]
+    factor, low, high, original = numbers
+    wavelength = 2 * math.pi / frequency
+    if wavelength < original / high:
+        return frequency
+    if wavelength > original / low:
+        return frequency / factor
+    smooth = (original / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
 
 
 def oracle_loss_sum(logits: Tensor, targets: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import pytest
 from hsap.data.loader import StepLoader
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
+from hsap.tensorfile import write_tensors
 from hsap.train.checkpoints.folder import STATE, folder, publish, unfinished
-from hsap.train.checkpoints.tensors import write_tensors
 from hsap.train.inputs import check, planning_setup, read_inputs
 from tests.parity import REPOSITORY, SMALL_MODEL
 from tests.parity.rank import configure

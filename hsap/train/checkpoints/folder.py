@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from hsap.train.checkpoints.tensors import Written
+from hsap.tensorfile import Written
 from hsap.train.config import TrainConfig
 
 LATEST, STATE = "latest", "hsap.json"

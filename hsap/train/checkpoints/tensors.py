@@ -1,54 +1,14 @@
-"""Tensors in files: pieces of flattened parameters, written as safetensors with their checksum and read by place."""
+"""Tensors in files: pieces of flattened parameters, read by their place."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-
-_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A file as it was written. size: bytes. sha256: hexadecimal."""
-
-    size: int
-    sha256: str
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Write tensors, float32 or uint8, any device, as a safetensors file that is on the disk when this returns.
-
-    One at a time, so that memory holds no second copy of them.
-    """
-    header, offset = {}, 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
-            digest.update(part)
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    return Written(8 + len(text) + offset, digest.hexdigest())
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
 
 
 def key(kind: str, name: str, start: int) -> str:
