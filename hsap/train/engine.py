@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
+from hsap.models.huggingface import Weights, fill, load
 from hsap.models.llama import Llama
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
@@ -67,7 +68,8 @@ def start(config: TrainConfig) -> Mesh:
 
 
 def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
-    """Make the model from the seed and hand it to DeepSpeed. Collective over the job."""
+    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed. Collective over the
+    job."""
     import deepspeed
 
     device = (
@@ -75,13 +77,24 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     )
     settings = deepspeed_settings(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
+    # A run that goes on takes its weights from its checkpoint.
+    folder = None if config.resume else config.model.get("from")
     if config.engine.zero_stage == 3:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
         with deepspeed.zero.Init(config_dict_or_path=settings):
             model = Llama(model_config)
-        initialise(model, config.train.seed, lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0))
-    else:
+
+        def gathered(parameter):
+            return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+
+        if folder is None:
+            initialise(model, config.train.seed, gathered)
+        else:
+            fill(model, Weights(folder), gathered)
+    elif folder is None:
         model = build_model(model_config, config.train.seed, dtype, device)
+    else:
+        model = load(folder, dtype, device, model_config)
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
@@ -94,10 +107,11 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
 
 
 def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
-    """Matrices decay, norms don't."""
-    matrices = [p for name, p in model.named_parameters() if not name.endswith("norm.weight")]
-    norms = [p for name, p in model.named_parameters() if name.endswith("norm.weight")]
-    return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+    """Matrices decay, norms and biases don't."""
+    vectors = ("norm.weight", "bias")
+    matrices = [p for name, p in model.named_parameters() if not name.endswith(vectors)]
+    rest = [p for name, p in model.named_parameters() if name.endswith(vectors)]
+    return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 def deepspeed_settings(config: TrainConfig) -> dict:

@@ -25,6 +25,8 @@ from hsap.ir.mask import distinct_masks
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.shared import check_shareable
 from hsap.models import ModelConfig
+from hsap.models.huggingface import configured
+from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
@@ -56,7 +58,8 @@ class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
     identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. left_out: in
-    words, documents of each data set that aren't used and why; empty if all are.
+    words, documents of each data set that aren't used and why; empty if all are. changed: in words, what the
+    configuration changes of the model that training begins from.
     """
 
     model: ModelConfig
@@ -65,6 +68,7 @@ class Inputs:
     identity: dict
     checkpoint: dict | None
     left_out: tuple[str, ...]
+    changed: tuple[str, ...] = ()
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
@@ -77,7 +81,9 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     if data.chat_template is not None:
         # One that merely lies beside the tokenizer is no fault of a run on plain text, whatever is wrong with it.
         chat_template(config, tokenizer)
-    model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
+    model, _ = model_shape(config, tokenizer)
+    if config.model.get("from") is not None and not config.resume:
+        Weights(config.model["from"]).check(model)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
             f"profile.layers={list(config.profile.layers)}: the model has {model.num_layers} layers, 0 to "
@@ -115,7 +121,15 @@ def read_inputs(config: TrainConfig) -> Inputs:
     if config.resume:
         state = read_state(config)
         check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state, left_out)
+    return Inputs(model, train_data, eval_data, identity, state, left_out, model_shape(config, tokenizer)[1])
+
+
+def model_shape(config: TrainConfig, tokenizer: Tokenizer) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Make the model's config, from the folder of `model.from` if there is one; also what it changes of that one's."""
+    if config.model.get("from") is not None:
+        return configured(config.model, tokenizer.vocab_size)
+    values = {key: value for key, value in config.model.items() if key != "from"}
+    return ModelConfig.from_mapping(values, tokenizer.vocab_size), ()
 
 
 def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:

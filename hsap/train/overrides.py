@@ -16,7 +16,8 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     so that the key may be set over an experiment that sets it, or swept. `planner=NAME` becomes `++planner.name=NAME`,
     because planners are a table in code and need no file each. Every other dotted key becomes `++KEY=` too: planners
     have options that no file lists, and for a misspelt key the check that follows knows a better answer than Hydra.
-    `+experiment=` loses its plus, because the group already has a default, none.
+    `+experiment=` loses its plus, because the group already has a default, none. `model.from=` brings
+    `model=huggingface` with it where no model is chosen: another file's sizes would only contradict the folder's.
     Overrides go first, because Hydra's parser wants them side by side; flags and their values follow in their order.
     """
     overrides: list[str] = []
@@ -33,6 +34,10 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
             overrides.append(_rewrite_override(argument))
         else:
             rest.append(argument)
+    if any(re.match(r"\++model\.from=", one) for one in overrides) and not any(
+        re.match(r"model=", one) for one in overrides
+    ):
+        overrides.append("model=huggingface")
     return overrides + rest
 
 
