@@ -17,9 +17,7 @@ BESIDE = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special
 def add_to(commands) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("export", help="make a Hugging Face folder from a checkpoint of a run")
-    command.add_argument(
-        "checkpoint", metavar="RUN|CHECKPOINT", help="a run's folder (its newest), or one checkpoint's"
-    )
+    command.add_argument("checkpoint", metavar="RUN|CHECKPOINT", help="a run's folder, or one checkpoint's")
     command.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the folder to make")
     command.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the weights; training keeps them in fp32")
     command.add_argument(
