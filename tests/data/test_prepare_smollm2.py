@@ -2,6 +2,7 @@
 
 import importlib.util
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,6 @@ NORMS = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
 @pytest.fixture(scope="module")
 def script():
     module = importlib.util.module_from_spec(SPEC)
-    import sys
-
     sys.modules["prepare_smollm2"] = module
     SPEC.loader.exec_module(module)
     return module
