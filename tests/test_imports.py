@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "clusters": {"ir"},
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir", "keys"},
-    "data": {"ir", "loops"},
+    "data": {"ir", "keys", "loops"},
     "view": {"ir", "sim", "verify"},
     "bench": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "runtime", "models", "tune"},
     "tune": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hsap.data import sources
-from hsap.data.chat import rows
-from hsap.data.chat.template import Template, load_template
-from hsap.data.fields import Fields
+from hsap.data import prepared
+from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
-from hsap.data.sources.mixture import Mixture
 from hsap.data.store import DocumentStore, tokenise_documents
-from hsap.data.tokenise import Tokenizer, load_tokenizer
+from hsap.data.tokenise import Tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
@@ -64,14 +58,17 @@ class Inputs:
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
-    open_data(config, config.data.path)
-    if config.data.eval_path is not None and config.train.eval_every:
-        open_data(config, config.data.eval_path)
     data = config.data
-    tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
+    paths = [data.path, data.eval_path] if data.eval_path is not None and config.train.eval_every else [data.path]
+    for path in paths:
+        if not prepared.is_prepared(path):
+            open_data(data, path, config.train.seed)
+    tokenizer = open_tokenizer(data)
     if data.chat_template is not None:
         # One that merely lies beside the tokenizer is no fault of a run on plain text, whatever is wrong with it.
-        chat_template(config, tokenizer)
+        open_template(data, tokenizer)
+    for path in filter(prepared.is_prepared, paths):
+        prepared.check_recipe(prepared.read_index(path).recipe, data, tokenizer, path)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
@@ -98,7 +95,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     if config.data.eval_path is not None and config.train.eval_every:
         eval_data, more = _documents(config, "data.eval_path", tokenizer, model)
         left_out += more
-    identity = {**_settings(config, model), "data.path": _content(train_data)}
+    identity = {**_settings(config, model), "data.path": train_data.described()}
     state = None
     if config.resume:
         state = checkpoint.read_state(config)
@@ -129,47 +126,25 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def open_data(config: TrainConfig, path: str | Mapping[str, float]) -> sources.Source | Mixture:
-    """Open a data set, or several with weights, as the configuration says; no row is read."""
-    data = config.data
-    if isinstance(path, Mapping):
-        opened = {name: open_data(config, name) for name in path}
-        return Mixture(opened, path, config.train.seed, data.exhausted)
-    chats = rows.ChatFields.named(data.chat_fields, data.trees, data.answers)
-    fields = Fields(
-        text=data.text_field,
-        tokens=Fields().tokens if data.tokens_field is None else (data.tokens_field,),
-        labels=data.labels_field,
-        id=data.id_field,
-        chat_of=functools.partial(rows.chat_of, fields=chats),
-        # A template that somebody names says that the chats are meant; one beside the tokenizer says nothing of data.
-        chats_first=data.chat_template is not None,
-    )
-    borders = {"end_id": data.end_id, "begin_id": data.begin_id}
-    return sources.open(path, fields, format=data.format, token_dtype=data.token_dtype, **borders)
-
-
-def chat_template(config: TrainConfig, tokenizer: Tokenizer) -> Template | None:
-    """Load the template that chats become text by, None where there is none; ValueError for one that is none."""
-    data = config.data
-    return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
-
-
 def _documents(
     config: TrainConfig, setting: str, tokenizer: Tokenizer, model: ModelConfig
 ) -> tuple[DocumentStore, tuple[str, ...]]:
     """Read the data set that a setting names; also says what of it was left out, if anything was."""
-    source = open_data(config, getattr(config.data, setting.removeprefix("data.")))
-    store = tokenise_documents(
-        source,
-        tokenizer,
-        model.vocab_size,
-        functools.partial(chat_template, config, tokenizer),
-        config.packing.max_pack_tokens,
-        source.reject,
-    )
-    told = source.tally.told()
-    if not store.ids:
+    path = getattr(config.data, setting.removeprefix("data."))
+    if prepared.is_prepared(path):
+        store, told = prepared.open_store(path), prepared.read_index(path).left_out.told()
+    else:
+        source = open_data(config.data, path, config.train.seed)
+        store = tokenise_documents(
+            source,
+            tokenizer,
+            model.vocab_size,
+            functools.partial(open_template, config.data, tokenizer),
+            config.packing.max_pack_tokens,
+            source.reject,
+        )
+        told = source.tally.told()
+    if not len(store.ids):
         raise ValueError(f"{setting} gives no document: {told}; check the data")
     if store.answers is not None:
         for mask in set(model.layer_masks):
@@ -188,12 +163,3 @@ def _settings(config: TrainConfig, model: ModelConfig) -> dict:
         settings[name] = value
     shape = dataclasses.asdict(model)
     return settings | {f"model.{key}": value for key, value in shape.items() if key not in _FREE_OF_MODEL}
-
-
-def _content(data: DocumentStore) -> str:
-    """Describe data by what it holds, not by its path: it may move as long as it stays what it was."""
-    digest = hashlib.sha256(data.tokens.tobytes())
-    digest.update(data.starts.tobytes())
-    for column in (data.trained, *(data.answers or ())):
-        digest.update(b"" if column is None else column.tobytes())
-    return f"{len(data.ids)} documents, {len(data.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"
