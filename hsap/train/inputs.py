@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hsap.data import prepared
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
-from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.read import read_store
+from hsap.data.store import DocumentStore
 from hsap.data.tokenise import Tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -131,19 +132,9 @@ def _documents(
 ) -> tuple[DocumentStore, tuple[str, ...]]:
     """Read the data set that a setting names; also says what of it was left out, if anything was."""
     path = getattr(config.data, setting.removeprefix("data."))
-    if prepared.is_prepared(path):
-        store, told = prepared.open_store(path), prepared.read_index(path).left_out.told()
-    else:
-        source = open_data(config.data, path, config.train.seed)
-        store = tokenise_documents(
-            source,
-            tokenizer,
-            model.vocab_size,
-            functools.partial(open_template, config.data, tokenizer),
-            config.packing.max_pack_tokens,
-            source.reject,
-        )
-        told = source.tally.told()
+    template = functools.partial(open_template, config.data, tokenizer)
+    store, left_out = read_store(config.data, path, tokenizer, template, config.train.seed, model.vocab_size)
+    told = left_out.told()
     if not len(store.ids):
         raise ValueError(f"{setting} gives no document: {told}; check the data")
     if store.answers is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsap.data.prepared.index import Index, check_file, column_file, read_index
+from hsap.data.prepared.index import Index, Shard, check_file, column_file, read_index
 from hsap.data.prepared.reader import check_tokens, read_starts, store_of
 from hsap.data.sources.tokens import mapped
 from hsap.ir.check import Refused
@@ -31,12 +31,23 @@ def check(folder: str | Path) -> Index:
                     f"the data anew"
                 )
         read_starts(folder, number, shard.documents, shard.columns["ids"].bytes, "id_starts")
+        _check_trained(folder, number, shard)
         path = column_file(folder, number, "tokens")
         tokens = mapped(path, np.dtype(index.token_dtype).newbyteorder("<"))
         for first in range(0, len(tokens), _CHUNK):
             check_tokens(tokens[first : first + _CHUNK], index.vocab_size, path, first)
     store_of(folder, index)
     return index
+
+
+def _check_trained(folder: Path, number: int, shard: Shard) -> None:
+    trained = shard.tokens
+    if "trained" in shard.columns:
+        path = column_file(folder, number, "trained")
+        bits = mapped(path, np.dtype("u1"))
+        trained = sum(int(np.bitwise_count(bits[i : i + _CHUNK]).sum()) for i in range(0, len(bits), _CHUNK))
+    if trained != shard.trained:
+        raise Refused(f"{folder}: {trained} tokens of shard {number} are trained, {shard.trained} by the index")
 
 
 def _digest(path: Path) -> str:

@@ -41,11 +41,12 @@ class File:
 class Shard:
     """A part of the documents. read: how many the source gave for it; chats: how many of them were chats.
 
-    columns: files by the names of `COLUMNS`.
+    trained: tokens that are. columns: files by the names of `COLUMNS`.
     """
 
     documents: int
     tokens: int
+    trained: int
     read: int
     chats: int
     columns: Mapping[str, File]
@@ -53,9 +54,11 @@ class Shard:
     @classmethod
     def of_json(cls, value: object, where: str, token_dtype: str) -> Shard:
         """Read a shard's entry; ValueError for one that no writer can have written."""
-        _keys(where, value, ("documents", "tokens", "read", "chats", "columns"))
+        _keys(where, value, ("documents", "tokens", "trained", "read", "chats", "columns"))
         counts = [whole(f"{where}.{name}", value[name], 0, MAX_COUNT) for name in ("documents", "tokens", "read")]
-        chats = whole(f"{where}.chats", value["chats"], 0, counts[2])
+        documents, tokens, read = counts
+        trained = whole(f"{where}.trained", value["trained"], 0, tokens)
+        chats = whole(f"{where}.chats", value["chats"], 0, read)
         columns = _mapping(f"{where}.columns", value["columns"])
         for name, file in columns.items():
             one_of(f"{where}.columns: there is no column", name, COLUMNS, "columns")
@@ -65,11 +68,11 @@ class Shard:
         missing = [name for name in NEEDED if name not in columns]
         if missing or len([name for name in ANSWERS if name in columns]) == 1:
             raise Refused(f"{where}.columns lacks {', '.join(missing) or 'answers or their starts'}")
-        shard = cls(*counts, chats, {name: File(**file) for name, file in columns.items()})
+        shard = cls(documents, tokens, trained, read, chats, {name: File(**file) for name, file in columns.items()})
         for name, num_bytes in shard.expected_bytes(token_dtype).items():
-            if name in columns and columns[name]["bytes"] != num_bytes:
+            if name in columns and shard.columns[name].bytes != num_bytes:
                 raise Refused(
-                    f"{where}.columns.{name} has {columns[name]['bytes']} bytes; {shard.documents} documents of "
+                    f"{where}.columns.{name} has {shard.columns[name].bytes} bytes; {shard.documents} documents of "
                     f"{shard.tokens} tokens ({token_dtype}) have {num_bytes}"
                 )
         if "answers" in columns and columns["answers"]["bytes"] % 8:

@@ -17,10 +17,10 @@ _TOKENIZER = ("file", "sha256", "vocab_size", "before", "after", "bos", "eos")
 
 
 def tokenizer_recipe(tokenizer: Tokenizer) -> dict:
-    """Describe a tokenizer by what it does, and by its file's name for people."""
+    """Describe a tokenizer by what it does, and by its file, where people look for it."""
     path = Path(tokenizer.name)
     return {
-        "file": path.name,
+        "file": tokenizer.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "vocab_size": tokenizer.vocab_size,
         "before": list(tokenizer.prefix),

@@ -105,7 +105,7 @@ class Growing:
 
     def __init__(self) -> None:
         self.parts: list[DocumentStore] = []
-        self.documents = self.tokens = self.read = self.chats = 0
+        self.documents = self.tokens = self.trained = self.read = self.chats = 0
         self.left_out = Tally()
 
     def add(self, store: DocumentStore, read: int, chats: int) -> None:
@@ -113,6 +113,7 @@ class Growing:
         self.parts.append(store)
         self.documents += len(store.ids)
         self.tokens += len(store.tokens)
+        self.trained += len(store.tokens) if store.trained is None else int(np.count_nonzero(store.trained))
         self.read += read
         self.chats += chats
 
@@ -121,7 +122,7 @@ class Growing:
         files = {}
         for name, chunks in self._columns(np.dtype(token_dtype).newbyteorder("<")):
             files[name] = _write(column_file(folder, number, name), chunks)
-        shard = Shard(self.documents, self.tokens, self.read, self.chats, files)
+        shard = Shard(self.documents, self.tokens, self.trained, self.read, self.chats, files)
         sync(folder)
         record = {"shard": asdict(shard), "left_out": tally_json(self.left_out)}
         write_json(column_file(folder, number, _RECORD), signed(record))
