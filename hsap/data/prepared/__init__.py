@@ -44,9 +44,9 @@ NNNNN.json for each shard that is whole and on the disk. After a crash, whatever
 behind these.
 """
 
-from hsap.data.prepared.check import check
+from hsap.data.prepared.checking import check
 from hsap.data.prepared.index import INDEX, Index, is_prepared, read_index
-from hsap.data.prepared.prepare import prepare
+from hsap.data.prepared.making import prepare
 from hsap.data.prepared.reader import open_store
 from hsap.data.prepared.recipe import check_recipe
 

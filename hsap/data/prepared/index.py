@@ -11,9 +11,10 @@ from pathlib import Path
 
 from hsap.data.prepared.recipe import recipe_of_json
 from hsap.data.sources import Rejection, Tally
+from hsap.data.sources.detect import PREPARED
 from hsap.ir.check import Refused, instance, one_of, shown, whole
 
-INDEX = "prepared.json"
+INDEX = PREPARED
 FORMAT, VERSION = "hsap prepared documents", 1
 NEEDED = ("tokens", "starts", "ids", "id_starts")
 ANSWERS = ("answer_starts", "answers")

@@ -11,7 +11,7 @@ from hsap.data.chat.template import Template
 from hsap.data.config import DataConfig
 from hsap.data.opening import open_template
 from hsap.data.tokenise import Tokenizer
-from hsap.ir.check import Refused, instance, shown, whole, wholes
+from hsap.ir.check import Refused, instance, one_line, shown, whole, wholes
 
 _TOKENIZER = ("file", "sha256", "vocab_size", "before", "after", "bos", "eos")
 
@@ -47,22 +47,22 @@ def check_recipe(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer, folder
     being named and none lying beside the tokenizer, agrees with any.
     """
     was, now = recipe["tokenizer"], tokenizer_recipe(tokenizer)
-    differs = [
-        f"{name} was {_shown(was[key])}, now {_shown(now[key])}"
-        for key, name in (
-            ("sha256", f"data.tokenizer ({was['file']}; now {tokenizer.name})"),
-            ("before", "what stands before every document (data.add_bos, data.bos)"),
-            ("after", "what stands behind every document (data.add_eos, data.eos)"),
-        )
-        if was[key] != now[key]
-    ]
+    differs = []
+    if was["sha256"] != now["sha256"]:
+        files = [f"{one_line(one['file'])} ({_shown(one['sha256'])})" for one in (was, now)]
+        differs.append(f"data.tokenizer was {files[0]}, now {files[1]}")
+    else:
+        names = {"before": "BOS (data.add_bos, data.bos)", "after": "EOS (data.add_eos, data.eos)"}
+        differs += [f"{told} was {was[key]}, now {now[key]}" for key, told in names.items() if was[key] != now[key]]
     if recipe["chat_template"] is not None:
         mine = template_recipe(open_template(data, tokenizer))
         if mine is not None and mine["sha256"] != recipe["chat_template"]["sha256"]:
-            names = [f"{one['name']} ({_shown(one['sha256'])})" for one in (recipe["chat_template"], mine)]
-            differs.append(f"the text of data.chat_template was that of {names[0]}, now {names[1]}")
+            templates = [
+                f"{one_line(one['name'])} ({_shown(one['sha256'])})" for one in (recipe["chat_template"], mine)
+            ]
+            differs.append(f"the text of data.chat_template was that of {templates[0]}, now {templates[1]}")
         if data.loss != recipe["loss"]:
-            differs.append(f"data.loss was {recipe['loss']}, now {data.loss}")
+            differs.append(f"data.loss was {shown(recipe['loss'])}, now {data.loss}")
     if differs:
         raise Refused(
             f"{folder} was prepared otherwise than this run reads data: {'; '.join(differs)}; set them to what they "
@@ -98,5 +98,5 @@ def _keys(where: str, value: object, names: tuple[str, ...]) -> None:
         raise Refused(f"{where} has the fields {shown(sorted(value))}; it must have {', '.join(names)}")
 
 
-def _shown(value: object) -> str:
-    return f"sha256 {value[:12]}" if isinstance(value, str) else str(value)
+def _shown(digest: str) -> str:
+    return f"sha256 {digest[:12]}"

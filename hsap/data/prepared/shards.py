@@ -47,26 +47,27 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
     strangers = sorted(path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name))
     if strangers:
         raise Refused(f"{folder} holds other things ({', '.join(strangers[:3])}); name a folder that is new or empty")
-    path = folder / UNFINISHED
-    if not path.is_file():
-        write_json(path, signed(dict(work)))
-    with open(path, "rb") as held:
+    with open(folder / UNFINISHED, "ab") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise Refused(f"{folder} is being prepared by another process; wait for it, or end it") from error
-        was = read_signed(path)
-        same_work(folder, was, work)
+        if column_file(folder, 0, _RECORD).is_file():
+            same_work(folder, read_signed(folder / UNFINISHED), work)
+        else:
+            # Nothing is lost by beginning anew, so that a slip can be mended.
+            held.truncate(0)
+            held.write(_json(signed(dict(work))))
+            held.flush()
+            os.fsync(held.fileno())
         yield _finished(folder, str(work["token_dtype"]))
 
 
 def same_work(folder: Path, was: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Refuse to go on with a folder that was begun from something else, or otherwise; ValueError says what differs."""
-    now = json.loads(json.dumps(now))
+    was, now = (dict(_flat(json.loads(json.dumps(values)))) for values in (was, now))
     differs = [
-        f"{name} was {shown(was.get(name))}, now {shown(value)}"
-        for name, value in _flat(now)
-        if dict(_flat(was)).get(name) != value
+        f"{name} was {shown(was.get(name))}, now {shown(one)}" for name, one in now.items() if was.get(name) != one
     ]
     if differs:
         raise Refused(
@@ -78,8 +79,10 @@ def same_work(folder: Path, was: Mapping[str, object], now: Mapping[str, object]
 def _flat(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Walk settings one by one, by name."""
     for name, value in values.items():
-        if name in ("settings", "source"):
-            yield from ((f"{name}.{inner}", one) for inner, one in value.items())
+        if name == "settings":
+            yield from value.items()
+        elif name == "source":
+            yield from ((f"{name} {inner}", one) for inner, one in value.items())
         elif name != "sha256":
             yield name, value
 
@@ -161,9 +164,13 @@ def clear(folder: Path) -> None:
 def write_json(path: Path, values: dict) -> None:
     """Write a file that is there whole or not at all."""
     fresh = path.with_name(f".{path.name}")
-    _write(fresh, [json.dumps(values, indent=1).encode()])
+    _write(fresh, [_json(values)])
     os.replace(fresh, path)
     sync(path.parent)
+
+
+def _json(values: dict) -> bytes:
+    return json.dumps(values, indent=1).encode()
 
 
 def sync(folder: Path) -> None:

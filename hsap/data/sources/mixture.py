@@ -64,11 +64,13 @@ class Mixture:
         self.seed = whole("seed of a mixture", seed, 0)
         self.sources = dict(sources)
         self._rejected = Tally()
+        self._whole: dict[str, Tally] = {}
 
     @property
     def tally(self) -> Tally:
-        """What the last walk gave and left out, over all sources; of restarted ones, their last round."""
-        return Tally.of([self._rejected, *(source.tally for source in self.sources.values())])
+        """What the last walk gave and left out, over all sources; of restarted ones, their first round."""
+        rounds = (self._whole.get(name, source.tally) for name, source in self.sources.items())
+        return Tally.of([self._rejected, *rounds])
 
     def reject(self, where: str, reason: str) -> None:
         """Count a document that was given and that who took it leaves out."""
@@ -76,7 +78,7 @@ class Mixture:
         self._rejected.reject(where, reason)
 
     def __iter__(self) -> Iterator[Document]:
-        self._rejected = Tally()
+        self._rejected, self._whole = Tally(), {}
         parts = [_Part(name, source, iter(source)) for name, source in self.sources.items()]
         for part in self._order(parts):
             document = self._next(part, parts)
@@ -101,6 +103,7 @@ class Mixture:
         part.done = True
         if self.exhausted == "stop" or all(one.done for one in parts):
             return None
+        self._whole.setdefault(part.name, part.source.tally)
         part.rounds += 1
         part.documents = iter(part.source)
         document = next(part.documents, None)

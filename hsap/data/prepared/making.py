@@ -13,7 +13,7 @@ from pathlib import Path
 from hsap.data.config import DataConfig
 from hsap.data.document import Document
 from hsap.data.opening import open_data, open_template, open_tokenizer
-from hsap.data.prepared.check import check
+from hsap.data.prepared.checking import check
 from hsap.data.prepared.index import FORMAT, INDEX, TOKEN_DTYPES, VERSION, Index, Shard, read_index
 from hsap.data.prepared.recipe import template_recipe, tokenizer_recipe
 from hsap.data.prepared.shards import Growing, begun, clear, publish, same_work
