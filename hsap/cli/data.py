@@ -65,7 +65,7 @@ def _lines(arguments: argparse.Namespace, path: object):
     file = _tokenizer_of(path, prepared.read_index(path), arguments.tokenizer) if is_prepared else arguments.tokenizer
     if file is None:
         raise ValueError(
-            "--tokenizer: say which one makes tokens of the data; a tokenizer.json or a SentencePiece .model"
+            "--tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data"
         )
     data = settings.read(arguments, path, file)
     packing, tokenizer = data.as_packing(), open_tokenizer(data)
