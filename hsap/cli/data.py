@@ -62,6 +62,11 @@ def _lines(arguments: argparse.Namespace, path: object):
     from hsap.data.read import read_store
 
     is_prepared = prepared.is_prepared(path)
+    given = [name for name in settings.READING if getattr(arguments, name) is not None]
+    if is_prepared and given:
+        raise ValueError(
+            f"--{given[0].replace('_', '-')}: {path} is prepared, its rows have become tokens; leave it out"
+        )
     file = _tokenizer_of(path, prepared.read_index(path), arguments.tokenizer) if is_prepared else arguments.tokenizer
     if file is None:
         raise ValueError(

@@ -79,7 +79,11 @@ def read(arguments: argparse.Namespace, path: object, tokenizer: str):
     for name in (*READING, *PACKING):
         value = getattr(arguments, name, None)
         if value is not None:
-            given[name] = value if types[name].startswith("str") and value != "null" else _yaml(f"--{name}", value)
+            given[name] = (
+                value
+                if types[name].startswith("str") and value != "null"
+                else _yaml(f"--{name.replace('_', '-')}", value)
+            )
     return data_config(given)
 
 

@@ -23,7 +23,7 @@ def read_store(
 ) -> tuple[DocumentStore, Tally]:
     """Read a data set; gives its documents, and what was left out.
 
-    template, vocab_size: as in `tokenise_documents`; of prepared data `prepared.check_recipe` says whether they agree.
+    template, vocab_size: as in `tokenise_documents`; of prepared data see `check_agreement`.
     seed: of the order of a mixture. ValueError: what the source, the tokenizer or the folder refuses.
     """
     if prepared.is_prepared(path):

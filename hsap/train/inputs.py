@@ -69,7 +69,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
         # One that merely lies beside the tokenizer is no fault of a run on plain text, whatever is wrong with it.
         open_template(data, tokenizer)
     for path in filter(prepared.is_prepared, paths):
-        prepared.check_recipe(prepared.read_index(path).recipe, data, tokenizer, path)
+        prepared.check_agreement(path, data, tokenizer)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(

@@ -74,7 +74,7 @@ def test_a_report_fits_eighty_columns(capsys, tmp_path):
     [
         (["--loss", "some"], "data.loss=some: expected one of assistant, last_assistant, weighted, all"),
         (["--end-id", "-3"], "data.end_id=-3: expected a whole number of at least 0"),
-        (["--chat-fields", "{a"], "--chat_fields: '{a' isn't YAML"),
+        (["--chat-fields", "{a"], "--chat-fields: '{a' isn't YAML"),
         (["--workers", "0"], "--workers is 0; it must be a whole number from 1"),
         (["--format", "csv"], "data.format=csv: expected one of json"),
     ],
@@ -146,6 +146,7 @@ def test_data_refuses_another_tokenizer_and_checks(capsys, chats, tmp_path):
     other.write_text(Path(TOKENIZER).read_text() + " ")
     code, out, err = run(capsys, "data", tmp_path / "out", "--tokenizer", other)
     assert (code, out) == (2, "") and "was prepared with" in err and "is another" in err
+    assert "--loss: " in run(capsys, "data", tmp_path / "out", "--loss", "all")[2]
     code, out, _ = run(capsys, "data", tmp_path / "out", "--check")
     assert code == 0 and "sound; 2 documents" in out
     tokens = bytearray((tmp_path / "out/00000.tokens").read_bytes())

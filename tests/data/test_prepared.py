@@ -415,12 +415,11 @@ def test_shards_without_documents_are_fine(tmp_path, monkeypatch):
     same(prepared.open_store(tmp_path / "out"), in_memory(data)[0])
 
 
-def test_training_with_another_recipe_is_refused(made, tmp_path):
+def test_training_with_other_settings_is_refused(made, tmp_path):
     folder, data = made
-    recipe = prepared.read_index(folder).recipe
     tokenizer = open_tokenizer(data)
-    prepared.check_recipe(recipe, data, tokenizer, folder)
-    prepared.check_recipe(recipe, settings(data.path), tokenizer, folder)
+    prepared.check_agreement(folder, data, tokenizer)
+    prepared.check_agreement(folder, settings(data.path), tokenizer)
     shutil.copy(TOKENIZER, tmp_path / "tokenizer.json")
     append_space(tmp_path / "tokenizer.json")
     for more, told in (
@@ -431,10 +430,12 @@ def test_training_with_another_recipe_is_refused(made, tmp_path):
         ({"add_eos": False}, r"EOS \(data.add_eos, data.eos\) was \[1\], now \[\]"),
         ({"chat_template": "mistral"}, r"the text of data.chat_template was that of chatml .*, now mistral"),
         ({"chat_template": "chatml", "loss": "last_assistant"}, "data.loss was 'assistant', now last_assistant"),
+        ({"answers": "best"}, "data.answers was 'all', now 'best'"),
+        ({"text_field": "body"}, "data.text_field was 'text', now 'body'"),
     ):
         other = settings(data.path, **more)
         with pytest.raises(ValueError, match=f"out was prepared otherwise than this run reads data: {told}"):
-            prepared.check_recipe(recipe, other, open_tokenizer(other), folder)
+            prepared.check_agreement(folder, other, open_tokenizer(other))
 
 
 def append_space(path):

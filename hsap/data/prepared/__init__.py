@@ -44,10 +44,10 @@ NNNNN.json for each shard that is whole and on the disk. After a crash, whatever
 behind these.
 """
 
+from hsap.data.prepared.agreement import check_agreement
 from hsap.data.prepared.checking import check
 from hsap.data.prepared.index import INDEX, Index, is_prepared, read_index
 from hsap.data.prepared.making import prepare
 from hsap.data.prepared.reader import open_store
-from hsap.data.prepared.recipe import check_recipe
 
-__all__ = ["INDEX", "Index", "check", "check_recipe", "is_prepared", "open_store", "prepare", "read_index"]
+__all__ = ["INDEX", "Index", "check", "check_agreement", "is_prepared", "open_store", "prepare", "read_index"]

@@ -40,11 +40,11 @@ def template_recipe(template: Template | None) -> dict | None:
     return {"name": name, "sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
 
 
-def check_recipe(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer, folder: str | Path) -> None:
-    """Refuse to train on prepared data with another tokenizer, template or loss than they were made with.
+def recipe_differs(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer) -> list[str]:
+    """Say how a run makes tokens of documents otherwise than a recipe: in words, both named; empty where it doesn't.
 
-    ValueError names both. Template and loss count where chats are among the documents; a run that has no template, none
-    being named and none lying beside the tokenizer, agrees with any.
+    Template and loss count where chats are among the documents; a run that has no template, none being named and none
+    lying beside the tokenizer, agrees with any.
     """
     was, now = recipe["tokenizer"], tokenizer_recipe(tokenizer)
     differs = []
@@ -63,11 +63,7 @@ def check_recipe(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer, folder
             differs.append(f"the text of data.chat_template was that of {templates[0]}, now {templates[1]}")
         if data.loss != recipe["loss"]:
             differs.append(f"data.loss was {shown(recipe['loss'])}, now {data.loss}")
-    if differs:
-        raise Refused(
-            f"{folder} was prepared otherwise than this run reads data: {'; '.join(differs)}; set them to what they "
-            f"were, or prepare the data anew with `hsap prepare`"
-        )
+    return differs
 
 
 def recipe_of_json(value: object, max_vocab_size: int) -> dict:
