@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
+from hsap.data.sources.text import LEFT_OUT
 
 _BESIDE = {"megatron": (".bin",), "datatrove": (".index", ".loss")}
 """Files that belong to those that are listed; Megatron's has the index's name with another suffix."""
@@ -43,8 +44,8 @@ def _files(file: Path, format: str) -> Iterator[Path]:
         file = file.parent
     if file.is_dir():
         for root, folders, names in os.walk(file):
-            folders.sort()
-            yield from (Path(root, name) for name in sorted(names))
+            folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+            yield from (Path(root, name) for name in sorted(names) if name not in LEFT_OUT)
         return
     yield file
     for suffix in _BESIDE.get(format, ()):
