@@ -11,16 +11,21 @@ import functools
 import multiprocessing
 import signal
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from hsap.data.config import DataConfig
 from hsap.data.document import Document
 from hsap.data.opening import open_template, open_tokenizer
+from hsap.data.prefetch import Prefetch
 from hsap.data.store import DocumentStore, tokenise_documents
 from hsap.ir.check import Refused
 
+_AHEAD = 2
+"""Blocks that a worker has at a time: one in work, one waiting."""
 _GRACE_S = 5.0
 
 
@@ -84,21 +89,23 @@ class _Workers:
             process.join(_GRACE_S)
 
     def walk(self, blocks: Iterator[Sequence[Document]]) -> Iterator[Tokenised]:
-        """Give every worker one block at a time: a pipe that both ends write to could stand still."""
-        idle, busy, done = list(self._processes), {}, {}
+        """Give every worker a block and, so that it needn't wait, the next one; a worker answers in order."""
+        free = deque([*self._processes] * _AHEAD)
+        busy: dict[Connection, deque[int]] = {pipe: deque() for pipe in self._processes}
+        done: dict[int, Tokenised | tuple[str, str]] = {}
         sent = given = 0
-        ahead = 4 * len(self._processes)
+        most = 2 * len(free)
         block = next(blocks, None)
-        while block is not None or busy:
-            while idle and block is not None and sent - given < ahead:
-                pipe = idle.pop()
+        while block is not None or given < sent:
+            while free and block is not None and sent - given < most:
+                pipe = free.popleft()
                 self._told(pipe, pipe.send, block)
-                busy[pipe] = sent
+                busy[pipe].append(sent)
                 sent += 1
                 block = next(blocks, None)
-            for pipe in wait(list(busy)):
-                done[busy.pop(pipe)] = self._told(pipe, pipe.recv)
-                idle.append(pipe)
+            for pipe in wait([pipe for pipe, numbers in busy.items() if numbers]):
+                done[busy[pipe].popleft()] = self._told(pipe, pipe.recv)
+                free.append(pipe)
             while given in done:
                 yield _result(done.pop(given))
                 given += 1
@@ -127,11 +134,8 @@ def _work(pipe: Connection, data: DataConfig) -> None:
     # Ctrl-C reaches all of a terminal's processes; the parent is who ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tokenise = None
-    while True:
-        try:
-            block = pipe.recv()
-        except (EOFError, OSError):
-            return
+    # Read on a thread of its own: otherwise both ends could wait for the other to read.
+    for block in Prefetch(_received(pipe), _AHEAD - 1):
         try:
             tokenise = tokenise or BlockTokeniser(data)
             answer = tokenise(block)
@@ -143,3 +147,9 @@ def _work(pipe: Connection, data: DataConfig) -> None:
             pipe.send(answer)
         except OSError:
             return
+
+
+def _received(pipe: Connection) -> Iterator[Sequence[Document]]:
+    with suppress(EOFError, OSError):
+        while True:
+            yield pipe.recv()
