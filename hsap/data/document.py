@@ -34,7 +34,8 @@ class Document:
     id: the row's own id, or "file:line" with the file's bare name, so that moving a data set changes no id.
     where: "path:line", for messages.
     tokens: int64 [num_tokens], complete: BOS and EOS, if wanted, are among them. trained: bool [num_tokens], beside
-    tokens, as in `Sample`. chat: a conversation, or a question with several answers.
+    tokens, as in `Sample`. chat: a conversation, or a question with several answers. notes: what its row has besides
+    that isn't trained, in words to count by.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Document:
     tokens: np.ndarray | None = None
     trained: np.ndarray | None = None
     chat: Conversation | Preference | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

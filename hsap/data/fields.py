@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from hsap.data.document import NO_TARGET, Document, Rejected
 ChatOf = Callable[[Mapping[str, object], str], tuple]
 """Reads a row (values by field, its place for messages) as chats: none, one, or as many as a tree of messages has.
 
-`Rejected` leaves that row alone out: a conversation in the wrong order says nothing about the rest of the file.
+A chat's `unread` names fields of the row that it isn't read from. `Rejected` leaves that row alone out: a conversation
+in the wrong order says nothing about the rest of the file.
 """
+
+CHAT_BESIDE = "a chat beside {!r}, which is what is trained (set data.chat_template to train chats)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,13 @@ class Row:
 class Fields:
     """The names of fields, and who reads rows as chats.
 
-    text: wins where a row has tokens too, because those may be another tokenizer's; None reads tokens only. tokens:
+    text: wins where a row has tokens too, because those may be another tokenizer's; None reads tokens only. What is
+    empty or null isn't there, if anything else is. tokens:
     names tried in order for a list of token ids. labels: beside tokens, the token itself where it is a target of the
     loss, -100 where not (unshifted, as Hugging Face's models take them). mask: names tried in order for 0 or 1 a token,
     whether it is a target. padding: 0 where a token is padding, which is cut off. id: optional in the data.
-    chats_first: a row that is a chat is read as one whatever else it has; otherwise only one without text and tokens.
+    chat_of: reads chats. chat_names: the fields that they may be in. chats_first: a row that is a chat is read as one
+    whatever else it has; otherwise only one without text and tokens.
     """
 
     text: str | None = "text"
@@ -43,6 +48,7 @@ class Fields:
     padding: str | None = "attention_mask"
     id: str | None = "id"
     chat_of: ChatOf | None = None
+    chat_names: tuple[str, ...] = ()
     chats_first: bool = False
 
     def wanted(self, names: list[str]) -> list[str]:
@@ -50,7 +56,7 @@ class Fields:
         content = [name for name in (self.text, *self.tokens) if name in names]
         if not content or self.chats_first:
             return names
-        rest = (self.text, *self.tokens, self.labels, *self.mask, self.padding, self.id)
+        rest = (self.text, *self.tokens, self.labels, *self.mask, self.padding, self.id, *self.chat_names)
         return [name for name in names if name in rest]
 
 
@@ -63,12 +69,16 @@ def documents_of(row: Row, fields: Fields) -> tuple[Document, ...]:
     name = values.get(fields.id) if fields.id is not None else None
     name = row.id if name is None else str(name)
     there = [field for field in (fields.text, *fields.tokens) if field is not None and field in values]
-    # Where rows share their columns, what a row doesn't have is null; a null alone is a fault that is told.
-    named = next((field for field in there if values[field] is not None), next(iter(there), None))
-    if named is None or values[named] is None or fields.chats_first:
+    # Where rows share their columns, what a row doesn't have is null or empty; a null alone is a fault that is told.
+    full = next((field for field in there if not _is_empty(values[field])), None)
+    named = full or next((field for field in there if values[field] is not None), next(iter(there), None))
+    notes: tuple[str, ...] = ()
+    if full is None or fields.chats_first:
         chats = fields.chat_of(values, where) if fields.chat_of is not None else ()
         if chats:
-            return tuple(Document(f"{name}#{i}" if i else name, where, chat=chat) for i, chat in enumerate(chats))
+            return tuple(_of_chat(f"{name}#{i}" if i else name, where, chat) for i, chat in enumerate(chats))
+    elif fields.chat_of is not None and _is_chat(values, where, fields.chat_of):
+        notes = (CHAT_BESIDE.format(full),)
     if named is None:
         wanted = [repr(field) for field in (fields.text, *fields.tokens) if field is not None]
         raise ValueError(
@@ -77,8 +87,24 @@ def documents_of(row: Row, fields: Fields) -> tuple[Document, ...]:
             f"data.chat_fields), or repair the line"
         )
     if named == fields.text:
-        return (Document(name, where, text=as_text(values[named], named, where)),)
-    return (_tokenised(name, values, named, fields, where),)
+        return (Document(name, where, text=as_text(values[named], named, where), notes=notes),)
+    return (replace(_tokenised(name, values, named, fields, where), notes=notes),)
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (value.size == 0 if isinstance(value, np.ndarray) else value in ("", []))
+
+
+def _is_chat(values: Mapping[str, object], where: str, chat_of: ChatOf) -> bool:
+    try:
+        return bool(chat_of(values, where))
+    except Rejected:
+        return True
+
+
+def _of_chat(name: str, where: str, chat) -> Document:
+    unread = f"fields beside the chat that say something else ({', '.join(chat.unread)})" if chat.unread else ""
+    return Document(name, where, chat=chat, notes=(unread,) if unread else ())
 
 
 def as_text(value: object, field: str, where: str) -> str:
@@ -118,23 +144,27 @@ def as_tokens(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def _tokenised(name: str, values: Mapping[str, object], field: str, fields: Fields, where: str) -> Document:
-    tokens = as_tokens(_integers(values[field], field, where), where)
-    trained = _trained(values, tokens, fields, where)
+    given = _integers(values[field], field, where)
+    tokens, real = as_tokens(given, where), np.ones(len(given), bool)
     if fields.padding is not None and values.get(fields.padding) is not None:
         real = _flags(values[fields.padding], fields.padding, tokens, where)
         kept = np.flatnonzero(real)
         if len(kept) and len(kept) != kept[-1] - kept[0] + 1:
             raise Rejected(where, f"{fields.padding} with zeros between ones, which is no padding at an end")
-        tokens, trained = tokens[real], None if trained is None else trained[real]
+    trained = _trained(values, tokens, real, fields, where)
+    tokens, trained = tokens[real], None if trained is None else trained[real]
     return Document(name, where, tokens=tokens, trained=trained)
 
 
-def _trained(values: Mapping[str, object], tokens: np.ndarray, fields: Fields, where: str) -> np.ndarray | None:
-    """Which tokens are targets: by labels, else by a mask, else None for all."""
+def _trained(
+    values: Mapping[str, object], tokens: np.ndarray, real: np.ndarray, fields: Fields, where: str
+) -> np.ndarray | None:
+    """Which tokens are targets, by labels or by masks, which say the same of real ones; None for all."""
+    told: dict[str, np.ndarray] = {}
     if fields.labels is not None and values.get(fields.labels) is not None:
         labels = _integers(values[fields.labels], fields.labels, where)
         _same_length(labels, fields.labels, tokens, where)
-        trained = labels != NO_TARGET
+        told[fields.labels] = trained = labels != NO_TARGET
         bad = np.flatnonzero(trained & (labels != tokens))
         if len(bad):
             raise Rejected(
@@ -143,17 +173,25 @@ def _trained(values: Mapping[str, object], tokens: np.ndarray, fields: Fields, w
                 f"data.labels_field=null)",
                 f"label {int(bad[0])} is {int(labels[bad[0]])}, the token {int(tokens[bad[0]])}",
             )
-        return trained
     for name in fields.mask:
         if values.get(name) is not None:
-            return _flags(values[name], name, tokens, where)
-    return None
+            told[name] = _flags(values[name], name, tokens, where)
+    first, *others = told or ("",)
+    # Padding is cut off, and nothing is before the first token that could predict it.
+    counts = np.cumsum(real) > 1 if others else real
+    for other in others:
+        bad = np.flatnonzero(counts & real & (told[first] != told[other]))
+        if len(bad):
+            raise Rejected(where, f"{first} and {other} that contradict each other", f"at token {int(bad[0])}")
+    return told[first] if told else None
 
 
 def _flags(value: object, field: str, tokens: np.ndarray, where: str) -> np.ndarray:
-    flags = _integers(
-        [int(v) if isinstance(v, bool) else v for v in value] if isinstance(value, list) else value, field, where
-    )
+    if isinstance(value, list):
+        value = [int(v) if isinstance(v, bool) else v for v in value]
+    elif isinstance(value, np.ndarray) and value.dtype == bool:
+        value = value.astype(np.int8)
+    flags = _integers(value, field, where)
     _same_length(flags, field, tokens, where)
     if not np.isin(flags, (0, 1)).all():
         raise Rejected(where, f"{field} of other numbers than 0 and 1")
@@ -166,9 +204,9 @@ def _same_length(values: np.ndarray, field: str, tokens: np.ndarray, where: str)
 
 
 def _integers(value: object, field: str, where: str) -> np.ndarray:
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iub":
-        return value
     # bool is an int to Python, and JSON's true is no token.
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu":
+        return value
     if not isinstance(value, list) or not all(type(token) is int and abs(token) < 1 << 62 for token in value):
         raise ValueError(f"{where}: field {field!r} is not a list of integers; repair the line")
     return np.array(value, dtype=np.int64)

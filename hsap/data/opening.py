@@ -33,6 +33,7 @@ def open_data(data: DataConfig, path: str | Sequence[str] | Mapping[str, float],
         labels=data.labels_field,
         id=data.id_field,
         chat_of=functools.partial(rows.chat_of, fields=chats),
+        chat_names=chats.names,
         # A template that somebody names says that the chats are meant; one beside the tokenizer says nothing of data.
         chats_first=data.chat_template is not None,
     )

@@ -59,6 +59,7 @@ class LoopConfig:
     eval_packs: int | None = integer(1, optional=True)
     save_every: int = integer(0)
     keep: int = integer(1)
+    save_in_background: bool = flag()
     log_every: int = integer(1)
     tensorboard: bool = flag()
 

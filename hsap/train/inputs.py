@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hsap.data import prepared
+from hsap.data.chat.template import Template
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
 from hsap.data.read import read_store
@@ -21,7 +26,7 @@ from hsap.models import ModelConfig
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
-from hsap.train import checkpoint
+from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
 from hsap.train.config import TrainConfig
 from hsap.train.planning import PlanningSetup
 
@@ -32,11 +37,14 @@ _FIXED = (
     "data.max_document_tokens",
     "data.max_delay_steps",
     "data.curriculum",
+    "data.exhausted",
+    "data.loss",
+    "data.answers",
+    "data.trees",
+    "data.chat_date",
     "train.seed",
     "train.packs_per_step",
-    "engine.zero_stage",
     "engine.dtype",
-    "world_size",
 )
 _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 
@@ -80,9 +88,9 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
     if config.resume:
-        checkpoint.check_identity(checkpoint.read_state(config), _settings(config, model))
+        check_identity(read_state(config), _settings(config, model, tokenizer))
     else:
-        checkpoint.refuse_used(config)
+        refuse_used(config)
     return tokenizer, model
 
 
@@ -91,16 +99,23 @@ def read_inputs(config: TrainConfig) -> Inputs:
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    train_data, left_out = _documents(config, "data.path", tokenizer, model)
+    templates = functools.cache(functools.partial(open_template, config.data, tokenizer))
+    train_data, left_out = _documents(config, "data.path", tokenizer, model, templates)
+    # One that no document has asked for may be another, or unsound.
+    used = templates() if templates.cache_info().currsize else None
     eval_data = None
     if config.data.eval_path is not None and config.train.eval_every:
-        eval_data, more = _documents(config, "data.eval_path", tokenizer, model)
+        eval_data, more = _documents(config, "data.eval_path", tokenizer, model, templates)
         left_out += more
-    identity = {**_settings(config, model), "data.path": train_data.described()}
+    identity = {
+        **_settings(config, model, tokenizer),
+        "data.chat_template": None if used is None else _sha256(used.renderer.source, used.renderer.special),
+        "data.path": train_data.described(),
+    }
     state = None
     if config.resume:
-        state = checkpoint.read_state(config)
-        checkpoint.check_identity(state, identity)
+        state = read_state(config)
+        check_identity(state, identity)
     return Inputs(model, train_data, eval_data, identity, state, left_out)
 
 
@@ -128,11 +143,14 @@ def kernel_options(config: TrainConfig) -> dict:
 
 
 def _documents(
-    config: TrainConfig, setting: str, tokenizer: Tokenizer, model: ModelConfig
+    config: TrainConfig,
+    setting: str,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    template: Callable[[], Template | None],
 ) -> tuple[DocumentStore, tuple[str, ...]]:
     """Read the data set that a setting names; also says what of it was left out, if anything was."""
     path = getattr(config.data, setting.removeprefix("data."))
-    template = functools.partial(open_template, config.data, tokenizer)
     store, left_out = read_store(config.data, path, tokenizer, template, config.train.seed, model.vocab_size)
     told = left_out.told()
     if not len(store.ids):
@@ -144,13 +162,34 @@ def _documents(
     return store, (f"of the documents of {setting} {told}",) if told else ()
 
 
-def _settings(config: TrainConfig, model: ModelConfig) -> dict:
-    """Settings that a run keeps to its end, by name."""
-    settings = {}
+def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> dict:
+    """Settings that a run keeps to its end, by name: JSON values, as a checkpoint gives them back."""
+    # By what they hold and do: a file may move, and null is what it stands for.
+    settings = {
+        "data.tokenizer": f"sha256 {hashlib.sha256(Path(tokenizer.name).read_bytes()).hexdigest()[:12]}",
+        "data.bos": tokenizer.bos,
+        "data.eos": tokenizer.eos,
+        "data.add_bos": bool(tokenizer.prefix),
+        "data.add_eos": bool(tokenizer.suffix),
+        "weights of data.path": _weights(config.data.path),
+    }
     for name in _FIXED:
         value = config
         for part in name.split("."):
             value = getattr(value, part)
         settings[name] = value
     shape = dataclasses.asdict(model)
-    return settings | {f"model.{key}": value for key, value in shape.items() if key not in _FREE_OF_MODEL}
+    settings |= {f"model.{key}": value for key, value in shape.items() if key not in _FREE_OF_MODEL}
+    return json.loads(json.dumps(settings))
+
+
+def _sha256(*values: object) -> str:
+    """Describe JSON values in few letters."""
+    return f"sha256 {hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def _weights(path: str | Mapping[str, float]) -> list[float] | None:
+    """Give what share each of several data sets has, in their order; None for one."""
+    if not isinstance(path, Mapping):
+        return None
+    return [round(weight / sum(path.values()), 9) for weight in path.values()]

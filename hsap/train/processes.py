@@ -8,10 +8,13 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 
 from hsap.ir.problem import Topology
 from hsap.train import flags
+from hsap.train.stopping import SIGNALS
 
 # What launchers tell a rank about itself; ranks that we start must learn it from their own launcher alone.
 _RANK_VARIABLES = (
@@ -183,6 +186,10 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
         logging.disable(logging.ERROR)
     # The loopback address, because a machine's own name may not resolve where there is no network.
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
+    # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
+    agent.append("--signals-to-handle=SIGHUP,SIGQUIT")
+    for number in SIGNALS:
+        signal.signal(number, _pass_on)
     try:
         run_agent([*agent, script, *arguments])
     except ChildFailedError as error:
@@ -194,3 +201,24 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
             return 128 - first.exitcode
         return first.exitcode
     return 0
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    """Send a signal on to the ranks, which know what to do with it, and go on waiting for them."""
+    import psutil
+
+    # Each rank leads a session of its own; that is why a terminal's Ctrl-C doesn't reach it by itself.
+    ranks = [child for child in psutil.Process().children() if _leads_session(child.pid)]
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
+    if not ranks:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+import signal
 import sys
 import time
 from dataclasses import astuple
@@ -25,13 +26,14 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
-from hsap.train import checkpoint
+from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, learning_rate, start, stop
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
 from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps
 from hsap.train.profile import Profile
+from hsap.train.stopping import StopRequest
 
 
 def run(config: TrainConfig) -> None:
@@ -43,8 +45,10 @@ def run(config: TrainConfig) -> None:
     inputs = read_inputs(config)
     mesh = start(config)
     engine = build(config, inputs.model, mesh)
-    Trainer(config, inputs, engine).train()
-    stop(engine)
+    trainer = Trainer(config, inputs, engine)
+    with trainer.stop:
+        trainer.train()
+        stop(engine)
 
 
 class Trainer:
@@ -61,6 +65,8 @@ class Trainer:
         most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
         self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
         self._eval_plans: list[Plan] | None = None
+        self.stop = StopRequest()
+        self.stopped_by: signal.Signals | None = None  # as all ranks agree
 
     def train(self) -> None:
         """Train to the last step, evaluating and saving on the way."""
@@ -68,7 +74,8 @@ class Trainer:
         state = {"step": 0, "cursor": None}
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
-            checkpoint.load(self.engine, config, state)
+            load(self.engine, config, state)
+        saver = Saver(config, self.inputs.identity)
         log, out = None, Path(config.out)
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
         if dist.get_rank() == 0:
@@ -90,23 +97,29 @@ class Trainer:
         steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
         try:
             for step in steps:
-                number = step.batch.step
-                profile.begin(number)
-                figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s))
-                profile.end(number, step.plans)
-                last = number >= config.train.steps
-                if self.inputs.eval_data is not None and (number % config.train.eval_every == 0 or last):
-                    figures["eval_loss"] = self._evaluate()
+                figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s), profile)
                 # Before the checkpoint: what a crash leaves beyond the newest one is cut off, a gap would stay.
                 if log is not None:
                     log.write(figures)
-                if config.train.save_every and (number % config.train.save_every == 0 or last):
-                    checkpoint.save(self.engine, config, number, step.batch.cursor, self.inputs.identity)
+                if self._saves(step.batch.step):
+                    saver.save(self.engine, step.batch.step, step.batch.cursor)
+                if self.stopped_by is not None:
+                    break
+            saver.wait()
         finally:
             steps.close()
             loader.close()
             if log is not None:
                 log.close()
+        if self.stopped_by is not None and dist.get_rank() == 0:
+            told = f"stopped after step {step.batch.step}, which is saved; resume=true out={config.out} goes on"
+            print(f"hsap: {self.stopped_by.name}: {told}", file=sys.stderr, flush=True)
+
+    def _saves(self, step: int) -> bool:
+        """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops."""
+        train = self.config.train
+        due = train.save_every and (step % train.save_every == 0 or step >= train.steps)
+        return bool(due or self.stopped_by is not None)
 
     def _opening(self, step: int) -> list[str]:
         """One line on what is about to run and where it goes, and one for documents that aren't packed as they are."""
@@ -136,7 +149,17 @@ class Trainer:
         name = f"{use}/{self.mesh.dp_rank}"
         return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup)
 
-    def _step(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
+    def _step(self, step: PlannedStep, waits: tuple[float, float], profile: Profile) -> dict:
+        """One step and the evaluation that is due after it; returns the step's figures."""
+        number, train = step.batch.step, self.config.train
+        profile.begin(number)
+        figures = self._update(step, waits)
+        profile.end(number, step.plans)
+        if self.inputs.eval_data is not None and (number % train.eval_every == 0 or number >= train.steps):
+            figures["eval_loss"] = self._evaluate()
+        return figures
+
+    def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         """One optimizer update; returns the step's figures."""
         begin = time.perf_counter()
         batch, config = step.batch, self.config
@@ -194,8 +217,9 @@ class Trainer:
         sums = torch.tensor([local_loss, *promised, *chosen], dtype=torch.float64, device=self.engine.device)
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = sum(waits) + busy_s
-        highest = torch.tensor([*waits, elapsed_s, _peak_bytes(self.engine.device)], dtype=torch.float64)
-        highest = highest.to(self.engine.device)
+        # A signal may have reached only some of the ranks.
+        highest = [*waits, elapsed_s, _peak_bytes(self.engine.device), self.stop.asked_by or 0]
+        highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
         loss, *totals = sums.tolist()
@@ -205,7 +229,8 @@ class Trainer:
                 "optim.warmup_steps or set optim.clip, and start anew or from the newest checkpoint (resume=true)"
             )
         figures, chosen = PlanFigures(*totals[: len(promised)]), totals[len(promised) :]
-        data_wait_s, plan_wait_s, step_s, peak_bytes = highest.tolist()
+        data_wait_s, plan_wait_s, step_s, peak_bytes, asked_by = highest.tolist()
+        self.stopped_by = signal.Signals(int(asked_by)) if asked_by else None
         flops = self.inputs.model.train_flops(batch.num_tokens, figures.area)
         ranks = dist.get_world_size()
         return {

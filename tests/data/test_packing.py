@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -256,7 +257,21 @@ def test_a_cursor_stays_small_and_names_no_document():
         sizes_.append(len(json.dumps(stream.state_dict())))
     assert max(sizes_) < 600
     # What a stage left is named no longer than it takes to give it.
-    assert json.dumps(stream.state_dict()["place"]).count("[") == 1
+    assert stream.state_dict()["place"][-1] == []
+
+
+@pytest.mark.parametrize("policy", ["best_fit", "concat"])
+def test_an_epoch_may_have_as_many_stages_as_it_likes(policy):
+    """Packs that change their length each step leave something of every stage."""
+    packing = Packing(2, policy, curriculum=tuple((2 + i, 2 + (i + 1) % 2) for i in range(600)))
+    stream, seen = PackStream([1] * 1600, packing, 1), []
+    for _ in range(605):
+        seen += tokens_of(next(stream).packs)
+    assert len(seen) == len(set(seen)) and len(stream.state_dict()["place"][-1]) == 600
+    state = json.loads(json.dumps(stream.state_dict()))
+    again = PackStream([1] * 1600, packing, 1)
+    again.load_state_dict(state)
+    assert next(again) == next(stream) and again.state_dict() == stream.state_dict()
 
 
 def test_merged_pieces_are_the_longest_there_can_be():
@@ -293,6 +308,13 @@ def test_a_cursor_of_another_run_is_refused_with_what_differs(change, named):
 
 
 def test_a_cursor_that_is_none_is_refused():
+    stream = PackStream([4], Packing(8), 2)
+    for place in ([0, 0, 0, 0, 0, None], [0, 0, 0, 0, 0, [0, 0, 0, 0, 1, None]], [0], {}, None, [0, 0, 0, 0, "0", []]):
+        state = stream.state_dict() | {"place": place}
+        del state["crc32"]
+        crc32 = zlib.crc32(json.dumps(state, sort_keys=True).encode())
+        with pytest.raises(ValueError, match=r"the data cursor's place .* of another version"):
+            stream.load_state_dict(state | {"crc32": crc32})
     with pytest.raises(ValueError, match="lacks"):
         PackStream([4], Packing(8), 2).load_state_dict({"step": 3})
 

@@ -1,5 +1,6 @@
 """Prepared data: the same documents as in memory, the same bytes from any number of workers, and no trust in files."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -199,6 +200,25 @@ def test_mixtures_and_several_sources(tmp_path):
     assert list(prepared.open_store(tmp_path / "out0").ids)[8:10] == [f"{paths[0]}/a.jsonl:9", f"{paths[1]}/b.jsonl:1"]
     with pytest.raises(ValueError, match=r"can be data.path alone"):
         open_data(data, {str(tmp_path / "out0"): 1.0})
+
+
+def test_what_a_mixture_gives_again_is_left_out_once(tmp_path):
+    """Rows that only the template refuses; the source of half of them is given three times."""
+    (tmp_path / "t.jinja").write_text(
+        "{% if 'bad' in messages[0].content %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    )
+    paths = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    for path, count in zip(paths, (4, 12)):
+        rows = [chat("bad" if i % 2 else "good", f"{i}") for i in range(count)]
+        Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = settings("x", chat_template=str(tmp_path / "t.jinja"))
+    data = dataclasses.replace(data, path={paths[0]: 1, paths[1]: 1})
+    index = prepared.prepare(data, tmp_path / "out")
+    expected, tally = in_memory(data)
+    same(prepared.open_store(tmp_path / "out"), expected)
+    assert index.left_out.counts == tally.counts and sum(tally.counts.values()) == 8
+    assert sorted(one.where for one in index.left_out.examples) == sorted(one.where for one in tally.examples)
 
 
 def test_a_finished_folder_is_not_read_again_and_not_overwritten(rows, tmp_path):

@@ -9,14 +9,15 @@ import pytest
 from hsap.data.loader import StepLoader
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
-from hsap.train import checkpoint
+from hsap.train.checkpoints.folder import STATE, folder, publish, unfinished
+from hsap.train.checkpoints.tensors import write_tensors
 from hsap.train.inputs import check, planning_setup, read_inputs
 from tests.parity import REPOSITORY, SMALL_MODEL
 from tests.parity.rank import configure
 
 
-def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5]},)):
-    path = folder / "data.jsonl"
+def configuration(where, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5]},)):
+    path = where / "data.jsonl"
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     usual = {
         "data.path": path,
@@ -24,7 +25,7 @@ def configuration(folder, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
         "data.pack_tokens": 16,
         "train.packs_per_step": 4,
-        "out": folder / "out",
+        "out": where / "out",
         **SMALL_MODEL,
     }
     return configure([*(f"{key}={value}" for key, value in usual.items()), *arguments], world_size)
@@ -119,12 +120,12 @@ def test_layers_to_profile_are_the_model_s(tmp_path):
 
 
 def save_state(config, step=10):
-    """Leave what a checkpoint of this configuration would, without DeepSpeed's files."""
-    folder = checkpoint.folder(config) / f"step{step}"
-    folder.mkdir(parents=True)
+    """Leave what a checkpoint of this configuration would, without weights."""
+    fresh = unfinished(folder(config), step)
+    fresh.mkdir(parents=True)
     state = {"step": step, "cursor": None, "topology": config.topology, "identity": read_inputs(config).identity}
-    (folder / checkpoint.STATE).write_text(json.dumps(state))
-    (folder.parent / checkpoint.LATEST).write_text(folder.name)
+    files = {"rank0.safetensors": write_tensors(fresh / "rank0.safetensors", {})}
+    publish(folder(config), step, {**state, "adam_steps": step}, files, keep=2)
 
 
 CHANGES = [
@@ -135,7 +136,13 @@ CHANGES = [
     (["data.long_documents=drop"], "data.long_documents was cut, now drop"),
     (["data.max_delay_steps=2"], "data.max_delay_steps was 128, now 2"),
     (["data.curriculum=[[5,32]]"], "data.curriculum was None, now [[5, 32]]"),
-    (["engine.zero_stage=3"], "engine.zero_stage was 1, now 3"),
+    (["data.loss=all"], "data.loss was assistant, now all"),
+    (["data.answers=best"], "data.answers was all, now best"),
+    (["data.trees=best"], "data.trees was all, now best"),
+    (["data.chat_date='2025-01-01'"], "data.chat_date was 2024-07-26, now 2025-01-01"),
+    (["data.add_bos=false"], "data.add_bos was True, now False"),
+    (["data.add_eos=false"], "data.add_eos was True, now False"),
+    (["data.eos='<s>'"], "data.eos was </s>, now <s>"),
     (["engine.dtype=bf16"], "engine.dtype was fp32, now bf16"),
     (["model.ffn_dim=128"], "model.ffn_dim was 96, now 128"),
     (["model.masks=[window:4,causal]"], "model.masks was causal, now window:4+causal"),
@@ -148,10 +155,29 @@ def test_a_resumed_run_may_change_only_what_does_not_matter(tmp_path):
         with pytest.raises(ValueError) as error:
             check(configuration(tmp_path, "resume=true", *arguments))
         assert "belongs to another run: " in str(error.value) and told in str(error.value)
-    with pytest.raises(ValueError, match="world_size was 1, now 2"):
-        check(configuration(tmp_path, "resume=true", "+topology=2x1", world_size=2))
+    (tmp_path / "tokenizer.json").write_text((REPOSITORY / "datasets/demo/tokenizer.json").read_text() + "\n")
+    with pytest.raises(ValueError, match=r"data\.tokenizer was sha256 \w+, now sha256 \w+\."):
+        check(configuration(tmp_path, "resume=true", f"data.tokenizer={tmp_path / 'tokenizer.json'}"))
     free = ["optim.lr=1.0e-4", "train.micro_packs=2", "planner=ring", "model.loss_chunk_tokens=7", "train.steps=11"]
-    assert read_inputs(configuration(tmp_path, "resume=true", *free)).checkpoint["step"] == 10
+    free += ["engine.zero_stage=3", "+topology=2x1", "data.lookahead=0", "kernel=math", "wire_dtype=bf16"]
+    free += ["data.add_bos=true", "data.eos='</s>'"]  # what null has stood for
+    assert read_inputs(configuration(tmp_path, "resume=true", *free, world_size=4)).checkpoint["step"] == 10
+
+
+def test_a_resumed_run_keeps_the_weights_of_its_data_sets_and_its_curriculum(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"tokens": [2, 3]}\n{"tokens": [4, 5, 6]}\n')
+    same = ("data.curriculum=[[5,32]]", "data.exhausted=stop")
+
+    def mixed(*weights):
+        return f"data.path={{{','.join(f'{tmp_path}/{name}.jsonl:{w}' for name, w in zip('ab', weights))}}}"
+
+    save_state(configuration(tmp_path, mixed(2, 1), *same))
+    assert read_inputs(configuration(tmp_path, "resume=true", mixed(4, 2), *same)).checkpoint["step"] == 10
+    with pytest.raises(ValueError, match=r"weights of data\.path was \[0\.66\d*, 0\.33\d*\], now \[0\.5, 0\.5\]"):
+        check(configuration(tmp_path, "resume=true", mixed(1, 1), *same))
+    with pytest.raises(ValueError, match=r"data\.exhausted was stop, now restart"):
+        check(configuration(tmp_path, "resume=true", mixed(2, 1), same[0]))
 
 
 def test_a_resumed_run_must_see_the_same_data_but_it_may_lie_elsewhere(tmp_path):
@@ -163,14 +189,33 @@ def test_a_resumed_run_must_see_the_same_data_but_it_may_lie_elsewhere(tmp_path)
     assert read_inputs(config).checkpoint["step"] == 10
 
 
+def test_a_resumed_run_keeps_what_its_chat_template_says_wherever_that_lies(tmp_path):
+    template = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    for name, text in (("one", template), ("two", template), ("three", template + "{# of another kind #}")):
+        (tmp_path / f"{name}.jinja").write_text(text)
+
+    def named(name, *more, rows=(SAID,)):
+        return configuration(tmp_path, *CHAT[1:], f"data.chat_template={tmp_path / name}.jinja", *more, rows=rows)
+
+    save_state(named("one"))
+    assert read_inputs(named("two", "resume=true")).checkpoint["step"] == 10
+    with pytest.raises(ValueError, match=r"data\.chat_template was sha256 \w+, now sha256 \w+[;.]"):
+        read_inputs(named("three", "resume=true"))
+    # Without chats no template has a part in what is trained.
+    rows = ({"text": "a"},)
+    plain = f"out={tmp_path / 'plain'}"
+    save_state(named("one", plain, rows=rows))
+    assert read_inputs(named("three", plain, "resume=true", rows=rows)).checkpoint["step"] == 10
+
+
 def test_a_checkpoint_beyond_the_last_step_or_damaged_is_refused(tmp_path):
     config = configuration(tmp_path)
     save_state(config)
     with pytest.raises(ValueError, match=r"is of step 10, but train\.steps=9"):
         check(configuration(tmp_path, "resume=true", "train.steps=9"))
     for damaged in ("{", '{"step": 10}'):
-        (checkpoint.folder(config) / "step10" / checkpoint.STATE).write_text(damaged)
-        with pytest.raises(ValueError, match=r"latest names a checkpoint whose .*hsap\.json can't be read"):
+        (folder(config) / "step10" / STATE).write_text(damaged)
+        with pytest.raises(ValueError, match=r"latest names step10, which can't be used: .*hsap\.json can't be read"):
             check(configuration(tmp_path, "resume=true"))
 
 

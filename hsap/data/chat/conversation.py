@@ -36,10 +36,15 @@ _FOLLOWERS = {
 _ROLE_FIELDS = ("role", "from", "speaker")
 _CONTENT_FIELDS = ("content", "value", "text")
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-_WEIGHT_FIELDS = ("loss_weight", "weight", "train")
+_WEIGHT_FIELDS = ("loss_weight", "weight", "train", "training", "trainable", "loss")
+_DETAIL_FIELDS = ("train_detail", "training_detail")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("reasoning", "thinking")
+NO_TEXT = "a part of content that is no text"
+SURROGATE = "half of a surrogate pair, which is no text"
 _CALL_PARTS = ("tool_call", "tool_calls", "function_call")
+_MEDIA = tuple(f"{name}{end}" for name in ("image", "audio", "video") for end in ("", "s", "_url", "_urls", "_path"))
+_PART_MEDIA = (*_MEDIA, "input_image", "input_audio", "input_file", "file", "document")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +67,27 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns in order, and the tools that were offered: JSON schemas of functions, as chat templates take them."""
+    """Turns in order, and the tools that were offered: JSON schemas of functions, as chat templates take them.
+
+    unread: fields of its row that say something else than the turns do.
+    """
 
     turns: tuple[Turn, ...]
     tools: tuple[dict, ...] = ()
+    unread: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
     """A question, which is all turns before the answer, and several answers to it, the best first.
 
-    answers: for each its turns, of which the first is the assistant's.
+    answers: for each its turns, of which the first is the assistant's. unread: as in `Conversation`.
     """
 
     question: tuple[Turn, ...]
     answers: tuple[tuple[Turn, ...], ...]
     tools: tuple[dict, ...] = ()
+    unread: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -96,28 +106,24 @@ def read_turn(given: object, where: str, number: int = 1) -> Turn:
     """Read one turn, the `number`th of its conversation; `Rejected`."""
     if not isinstance(given, Mapping):
         raise Rejected(where, "a turn is no object", f"turn {number}")
-    name = _first(given, _ROLE_FIELDS)
-    if not isinstance(name, str):
-        raise Rejected(where, "a turn without a role", f"turn {number}")
-    role = _ROLE_OF.get(name.strip().lower())
-    if role is None:
-        raise Rejected(where, "an unknown role", f"turn {number} is of {name!r}")
     reading = _Reading(where, number)
-    reading.read(_first(given, _CONTENT_FIELDS))
-    if name.strip().lower() in CALLS:
+    role, only_calls = reading.speaker(given)
+    reading.read(reading.agreed(given, _CONTENT_FIELDS))
+    if only_calls:
         reading.calls, reading.texts = [*reading.calls, "".join(reading.texts)], []
-    reasoning = _first(given, _REASONING_FIELDS)
-    if reasoning is not None:
+    reasoning = reading.agreed(given, _REASONING_FIELDS)
+    if reasoning is not None and reading.reasoning != [reasoning]:
         reading.reasoning.append(reading.text(reasoning))
-    if given.get("tool_calls"):
-        reading.calls.append(given["tool_calls"])
-    if given.get("function_call"):
-        reading.calls.append(given["function_call"])
+    refuse_media(given, where, f"turn {number}")
+    reading.refuse(given, ("tools", "functions"), "tools within a turn (they belong beside the turns)")
+    reading.refuse(given, _DETAIL_FIELDS, "a turn of which only parts are to be trained")
+    calls = (given.get(name) for name in ("tool_calls", "function_call"))
+    reading.calls += [one for one in calls if one is not False and not is_empty(one)]
     called, named = given.get("tool_call_id"), given.get("name")
     return Turn(
         role,
         "".join(reading.texts),
-        _weight(given, where, number),
+        reading.weight(given),
         "".join(reading.reasoning) or None,
         tuple(call for calls in reading.calls for call in read_calls(calls, where)),
         named if isinstance(named, str) else None,
@@ -134,6 +140,7 @@ class _Reading:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
 
     def read(self, content: object) -> None:
         """Take a string, a list of typed parts, or nothing."""
@@ -151,16 +158,69 @@ class _Reading:
         if isinstance(part, str):
             self.texts.append(self.text(part))
             return
-        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-        value = _first(part, (kind, "value", "text", "content")) if isinstance(part, Mapping) else None
-        if kind in _TEXT_PARTS:
-            self.texts.append(self.text(value))
-        elif kind in _REASONING_PARTS:
-            self.reasoning.append(self.text(value))
-        elif kind in _CALL_PARTS:
-            self.calls.append(value)
-        else:
-            raise Rejected(self.where, "a part of content that is no text", f"turn {self.number} has {kind!r}")
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        kind = "text" if is_empty(kind) else kind
+        sort = next((sort for sort in self._sorts() if isinstance(kind, str) and kind in sort[0]), None)
+        if sort is None or not isinstance(part, Mapping):
+            raise Rejected(self.where, NO_TEXT, f"turn {self.number} has {kind!r}")
+        self.refuse(part, _PART_MEDIA, NO_TEXT)
+        names = (kind, "value", "text", "content")
+        others = {*_TEXT_PARTS, *_REASONING_PARTS, *_REASONING_FIELDS, *_CALL_PARTS}.difference(names)
+        self.refuse(part, sorted(others), "a part of content that is of several kinds")
+        value = self.agreed(part, names)
+        sort[1].append(value if sort[1] is self.calls else self.text(value))
+        self.weights += [weight for weight in [self._weight(part)] if weight is not None]
+
+    def _sorts(self) -> tuple[tuple[tuple[str, ...], list], ...]:
+        return (_TEXT_PARTS, self.texts), (_REASONING_PARTS, self.reasoning), (_CALL_PARTS, self.calls)
+
+    def speaker(self, turn: Mapping) -> tuple[str, bool]:
+        """Give a turn's role, and whether its content is calls of functions; fields for it that are known agree."""
+        names = [turn[name] for name in _ROLE_FIELDS if turn.get(name) is not None]
+        if not names or not isinstance(names[0], str):
+            raise Rejected(self.where, "a turn without a role", f"turn {self.number}")
+        names = [name.strip().lower() for name in names if isinstance(name, str)]
+        if names[0] not in _ROLE_OF:
+            raise Rejected(self.where, "an unknown role", f"turn {self.number} is of {names[0]!r}")
+        # What is no role may be somebody's name.
+        roles = {(_ROLE_OF[name], name in CALLS) for name in names if name in _ROLE_OF}
+        if len(roles) > 1:
+            raise Rejected(self.where, "a turn of two roles", f"turn {self.number} is of {' and '.join(names)}")
+        return next(iter(roles))
+
+    def agreed(self, values: Mapping, names: Sequence[str]) -> Any:
+        """Give what some fields say, of which those that aren't empty say the same; None where there are none."""
+        given = [values[name] for name in names if values.get(name) is not None]
+        given = [value for value in given if not is_empty(value)] or given[:1]
+        if not all(same(value, given[0]) for value in given):
+            raise Rejected(self.where, "a turn that says two things in one", f"turn {self.number}: {', '.join(names)}")
+        return given[0] if given else None
+
+    def refuse(self, values: Mapping, names: Sequence[str], reason: str) -> None:
+        """Reject what has any of some fields."""
+        for name in names:
+            if not is_empty(values.get(name)):
+                raise Rejected(self.where, reason, f"turn {self.number} has {name!r}")
+
+    def weight(self, turn: Mapping) -> float | None:
+        """Give the weight of a turn, which its parts don't contradict."""
+        weight = self._weight(turn)
+        if any(one != weight for one in self.weights):
+            raise Rejected(self.where, "a loss weight of a part of a turn", f"turn {self.number}")
+        return weight
+
+    def _weight(self, values: Mapping) -> float | None:
+        given = {name: values[name] for name in _WEIGHT_FIELDS if values.get(name) is not None}
+        for name, weight in given.items():
+            # Targets count fully or not at all: a fraction trained as 1 would be trained wrongly.
+            if not isinstance(weight, int | float) or weight not in (0, 1):
+                raise Rejected(
+                    self.where, "a loss weight other than 0 and 1", f"turn {self.number} has {name} {weight!r}"
+                )
+        if len(set(given.values())) > 1:
+            told = ", ".join(f"{name} {weight!r}" for name, weight in given.items())
+            raise Rejected(self.where, "loss weights that contradict each other", f"turn {self.number} has {told}")
+        return next(map(float, given.values()), None)
 
     def text(self, value: object) -> str:
         """Check that a value is text that UTF-8 can hold."""
@@ -169,7 +229,7 @@ class _Reading:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Rejected(self.where, "half of a surrogate pair, which is no text", f"turn {self.number}") from None
+            raise Rejected(self.where, SURROGATE, f"turn {self.number}") from None
         return value
 
 
@@ -178,14 +238,24 @@ def _first(values: Mapping, names: Sequence[str]) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
-def _weight(given: Mapping, where: str, number: int) -> float | None:
-    weight = _first(given, _WEIGHT_FIELDS)
-    if weight is None:
-        return None
-    # Targets count fully or not at all: a fraction trained as 1 would be trained wrongly.
-    if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise Rejected(where, "a loss weight other than 0 and 1", f"turn {number} has {weight!r}")
-    return float(weight)
+def is_empty(value: object) -> bool:
+    """Say whether a field is as if it weren't there: null, or a text, list or object without anything in it."""
+    return value is None or (isinstance(value, str | Sequence | Mapping) and not value)
+
+
+def same(a: object, b: object) -> bool:
+    """Say whether two values of fields are equal."""
+    try:
+        return bool(a == b)
+    except ValueError:  # arrays
+        return False
+
+
+def refuse_media(values: Mapping, where: str, what: str) -> None:
+    """Reject what has pictures, sound or films beside its text."""
+    name = next((name for name in _MEDIA if not is_empty(values.get(name))), None)
+    if name is not None:
+        raise Rejected(where, "pictures, sound or films, which aren't read", f"{what} has {name!r}")
 
 
 def parsed(value: object, what: str, where: str) -> Any:
@@ -207,7 +277,9 @@ def read_calls(given: object, where: str) -> tuple[dict, ...]:
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             raise Rejected(where, "a call of a function without its name")
         arguments = _first(inner, ("arguments", "parameters"))
-        arguments = {} if arguments in (None, "") else parsed(arguments, "arguments of a function", where)
+        arguments = (
+            {} if arguments is None or same(arguments, "") else parsed(arguments, "arguments of a function", where)
+        )
         made = {"name": inner["name"], "arguments": arguments}
         calls.append({"id": call["id"], **made} if isinstance(call.get("id"), str) else made)
     return tuple(calls)
@@ -215,13 +287,16 @@ def read_calls(given: object, where: str) -> tuple[dict, ...]:
 
 def read_tools(given: object, where: str) -> tuple[dict, ...]:
     """Read the tools that a conversation offers: a list of schemas or JSON of it, with or without OpenAI's wrapping."""
-    if given in (None, "", [], ()):
+    given = None if is_empty(given) else parsed(given, "tools", where)
+    if given is False or is_empty(given):
         return ()
-    given = parsed(given, "tools", where)
     if isinstance(given, Mapping):
         given = [given]
     if not isinstance(given, Sequence) or not all(isinstance(tool, Mapping) for tool in given):
         raise Rejected(where, "tools that are no list of objects")
+    inner = [tool.get("function", tool) for tool in given]
+    if not all(isinstance(tool, Mapping) and isinstance(tool.get("name"), str) for tool in inner):
+        raise Rejected(where, "a tool without its name")
     return tuple(dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in given)
 
 

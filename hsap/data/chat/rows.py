@@ -7,6 +7,8 @@ Known shapes, tried in this order; a row with none of them is no chat:
 - a tree of messages, see `tree.py`;
 - a list of turns: `messages`, or ShareGPT's `conversations`, with `system` and `tools` beside it;
 - Alpaca: `instruction`, `input` and `output`, with `history` (earlier questions and answers) and `system`.
+
+Fields of another shape beside these only repeat what the chat says; those that don't are named in its `unread`.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from hsap.data.chat.conversation import (
     Preference,
     Turn,
     in_order,
+    is_empty,
     read_tools,
     read_turn,
     read_turns,
+    refuse_media,
+    same,
 )
 from hsap.data.chat.tree import is_tree, read_tree
 from hsap.data.document import Rejected
@@ -60,8 +65,14 @@ class ChatFields:
         return cls(**{name: (value,) for name, value in names.items()}, tree=tree, answers=answers)
 
     def of(self, row: Mapping, name: str) -> Any:
-        """Give a field of a row by its name here; None where the row has none."""
-        return next((row[one] for one in getattr(self, name) if row.get(one) is not None), None)
+        """Give a field of a row by its name here, an empty one only if no other is there; None where there is none."""
+        given = [row[one] for one in getattr(self, name) if row.get(one) is not None]
+        return next((value for value in given if not is_empty(value)), given[0] if given else None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of fields that a row's chat may be in."""
+        return tuple(name for field in FIELD_NAMES for name in getattr(self, field))
 
 
 FIELD_NAMES = tuple(field.name for field in fields(ChatFields) if field.name not in ("tree", "answers"))
@@ -75,27 +86,78 @@ def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
 
     where: "path:line". `Rejected`: a chat that can't be trained on, and why.
     """
+    read = _read(row, where, fields)
+    if read is None:
+        return ()
+    chats, used = read
+    refuse_media(row, where, "the row")
+    weight = row.get("loss_weight")
+    if weight is not None and not (isinstance(weight, int | float) and weight == 1):
+        raise Rejected(where, "a loss weight of a whole row", "give its turns weights")
+    unread = _unread(row, chats, fields, used)
+    return (replace(chats[0], unread=unread), *chats[1:]) if unread else chats
+
+
+def _read(row: Mapping, where: str, fields: ChatFields) -> tuple[tuple[Chat, ...], tuple[str, ...]] | None:
+    """Read the chats of a row and say which fields they are in; None for a row that isn't a chat."""
     answers = _answers(row, fields)
+    messages, output = _messages(row, fields), fields.of(row, "output")
+    asked = ("messages",) if messages is not None else ("instruction", "input", "history")
     if answers is not None:
-        return (_preference(row, answers, where, fields),)
-    messages = fields.of(row, "messages")
+        given = ("chosen", "rejected") if fields.of(row, "rejected") is not None else ("several",)
+        return (_preference(row, answers, where, fields),), (*given, *asked, "system", "tools")
     if is_tree(row, messages):
         paths = read_tree(row, messages, where, best=fields.tree == "best")
-        return tuple(Conversation(path, _tools(row, where, fields)) for path in paths)
+        tools = _tools(row, where, fields)
+        # A tree without a list of messages is in the row itself or in its prompt.
+        within = "messages" if messages is not None else "instruction"
+        return tuple(Conversation(path, tools) for path in paths), (within, "tools")
     turns = _question(row, where, fields)
     if turns is None:
-        return ()
-    output = fields.of(row, "output")
+        return None
     if messages is None:
         if output is None:
-            return ()
+            return None
         turns += _said(output, "assistant", where)
-    return (Conversation(in_order(turns, where), _tools(row, where, fields)),)
+        asked = (*asked, "output")
+    return (Conversation(in_order(turns, where), _tools(row, where, fields)),), (*asked, "system", "tools")
+
+
+def _unread(row: Mapping, chats: Sequence[Chat], fields: ChatFields, used: tuple[str, ...]) -> tuple[str, ...]:
+    """Name the fields of chats in a row that its chats were not read from and that say something else."""
+    told = [one for chat in chats for one in (chat.conversations if isinstance(chat, Preference) else (chat,))]
+    said = {turn.content.strip() for one in told for turn in one.turns}
+    unread = []
+    for field in FIELD_NAMES:
+        value = fields.of(row, field) if field in used else None
+        for name in getattr(fields, field):
+            other = row.get(name)
+            if not is_empty(other) and not (value is not None and same(other, value)) and not _repeats(other, said):
+                unread.append(name)
+    return tuple(unread)
+
+
+def _repeats(value: object, said: set[str]) -> bool:
+    """Say whether a field has nothing but what turns say."""
+    if isinstance(value, str):
+        return any(value.strip() in content for content in said)
+    if isinstance(value, Mapping):
+        return any(_repeats(value.get(name), said) for name in ("content", "value", "text"))
+    return isinstance(value, Sequence) and all(_repeats(one, said) for one in value)
+
+
+def _messages(row: Mapping, fields: ChatFields) -> Any:
+    """Give the list of turns of a row; an empty one isn't there where a question and an answer are."""
+    messages = fields.of(row, "messages")
+    if is_empty(messages) and not is_empty(fields.of(row, "instruction")):
+        answers = (fields.of(row, name) for name in ("output", "chosen", "several"))
+        return None if any(not is_empty(answer) for answer in answers) else messages
+    return messages
 
 
 def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] | None:
     """Read the turns of a row but for an output or answers that stand in a field of their own; None: it has none."""
-    messages, instruction = fields.of(row, "messages"), fields.of(row, "instruction")
+    messages, instruction = _messages(row, fields), fields.of(row, "instruction")
     if messages is not None:
         turns = read_turns(messages, where)
     elif instruction is None:
@@ -113,7 +175,7 @@ def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] 
 def _with_system(turns: tuple[Turn, ...], row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...]:
     """Put the row's system prompt, if it has one, before its turns."""
     system = fields.of(row, "system")
-    if system is None or system == "":
+    if is_empty(system):
         return turns
     if turns and turns[0].role == "system":
         raise Rejected(where, "two system prompts", "a field of the row, and the first turn")
@@ -139,6 +201,14 @@ def _history(given: object, where: str) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
+def _check_repeated(asked: Sequence[Turn], question: Sequence[Turn], where: str) -> None:
+    """Reject a prompt with turns that the question, which answers begin with, doesn't have."""
+    told = {(turn.role, turn.content.strip()) for turn in question}
+    for turn in asked if question else ():
+        if turn.content.strip() and (turn.role, turn.content.strip()) not in told:
+            raise Rejected(where, "a prompt other than what its answers begin with", f"a turn of the {turn.role}")
+
+
 def _tools(row: Mapping, where: str, fields: ChatFields) -> tuple[dict, ...]:
     return read_tools(fields.of(row, "tools"), where)
 
@@ -152,7 +222,7 @@ def _answers(row: Mapping, fields: ChatFields) -> list | None:
         texts = several and all(isinstance(one, str) for one in rejected)
         return [chosen, *rejected] if texts else [chosen, rejected]
     several = fields.of(row, "several")
-    asked = fields.of(row, "instruction") is not None or fields.of(row, "messages") is not None
+    asked = fields.of(row, "instruction") is not None or _messages(row, fields) is not None
     return list(several) if asked and isinstance(several, Sequence) and not isinstance(several, str) else None
 
 
@@ -171,6 +241,7 @@ def _preference(row: Mapping, given: list, where: str, fields: ChatFields) -> Pr
             shared -= 1
         question, answers = answers[0][:shared], [answer[shared:] for answer in answers]
         question = _with_system(question, row, where, fields)
+        _check_repeated(_question(row, where, fields) or (), question, where)
     else:
         question = _question(row, where, fields) or ()
     if not question:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from hsap.data.chat import preference
-from hsap.data.chat.conversation import Conversation, Preference, Turn
+from hsap.data.chat.conversation import SURROGATE, Conversation, Preference, Turn
 from hsap.data.chat.render import Refusal, Renderer
 from hsap.data.chat.spans import Control, Controls, Rendered, Span, render
 from hsap.data.document import Rejected, Sample
@@ -72,9 +72,13 @@ class Template:
         trained = {i for i, turn in enumerate(conversation.turns) if self._is_trained(conversation.turns, i, turn)}
         try:
             rendered = render(self.renderer, conversation, self._controls, set() if self.loss == "all" else trained)
+            rendered.open.encode()
             return self._encode(rendered, trained)
         except Refusal as refusal:
             raise Rejected(where, refusal.reason, refusal.detail) from refusal
+        except UnicodeEncodeError as error:
+            # Turns are checked as they are read; of calls and tools it is seen here.
+            raise Rejected(where, SURROGATE) from error
         except OverflowError as error:
             raise Rejected(where, "the chat is too long", str(error)) from error
 

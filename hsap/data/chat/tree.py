@@ -88,6 +88,8 @@ def _linked(messages: Sequence, where: str) -> list[Mapping]:
     for message in messages:
         if not isinstance(message, Mapping):
             raise Rejected(where, "a turn is no object", "a message of a tree")
+        if _replies(message):
+            raise Rejected(where, "messages of a tree that name their parent and have replies, too")
         name = next((message[field] for field in _ID_FIELDS if message.get(field) is not None), None)
         if not isinstance(name, str | int) or name in nodes:
             raise Rejected(where, "messages of a tree without ids of their own")

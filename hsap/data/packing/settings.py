@@ -129,7 +129,8 @@ def judge(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Say which pieces are packed, and which of them may not be cut: two of bool [num_pieces].
 
-    A piece that may not be cut is either no longer than a pack or gets one of its own.
+    A piece that may not be cut is either no longer than a pack or gets one of its own. What an earlier stage left of a
+    document is judged by its own length.
     """
     tokens = pieces.tokens
     atomic = np.zeros(len(pieces), bool) if uncut is None else uncut[pieces.document]

@@ -12,7 +12,7 @@ import numpy as np
 from hsap.data.packing.packs import Pack, StepPacks
 from hsap.data.packing.settings import Packing, count_long
 from hsap.data.packing.windows import Place, Windows
-from hsap.ir.check import Refused, instance, whole
+from hsap.ir.check import Refused, instance, shown, whole
 from hsap.ir.slice import UNBOUNDED
 
 MAX_SOUGHT_EPOCHS = 1 << 12
@@ -140,7 +140,8 @@ class PackStream:
         place = self._place
         if stage != place.stage:
             untouched = place._replace(stage=stage)
-            self._go_to(self._step, Place(stage, place.epoch, before=place) if place.pack else untouched)
+            begun = Place(stage, place.epoch, before=(*place.before, place[:-1]))
+            self._go_to(self._step, begun if place.pack else untouched)
             self._skip_finished()
 
     def _skip_finished(self) -> None:
@@ -171,11 +172,18 @@ def _checked(
 
 
 def _to_json(place: Place) -> list:
-    return [*place[:-1], None if place.before is None else _to_json(place.before)]
+    return [*place[:-1], [list(one) for one in place.before]]
 
 
-def _from_json(place: list) -> Place:
-    return Place(*place[:-1], None if place[-1] is None else _from_json(place[-1]))
+def _from_json(place: object) -> Place:
+    try:
+        *here, before = place
+        places = [tuple(whole("place", value, 0) for value in one) for one in (here, *before)]
+    except (TypeError, ValueError):
+        places = []
+    if not places or any(len(one) != len(Place._fields) - 1 for one in places):
+        raise Refused(f"the data cursor's place is {shown(place)}; the checkpoint is of another version of hsap")
+    return Place(*places[0], tuple(places[1:]))
 
 
 def _crc32(state: dict[str, object]) -> int:

@@ -21,8 +21,9 @@ class Place(NamedTuple):
     """Where a stream stands.
 
     stage: of `Packing.stages`. epoch: from 0. first, offset: the window begins with this row of the epoch's, less its
-    first `offset` tokens. pack: packs of the window that were given. before: the place at which another stage ended,
-    if the epoch's rows begin with what that one left; None if they are the epoch's documents.
+    first `offset` tokens. pack: packs of the window that were given. before: where earlier stages of this epoch ended,
+    the first one first, of whose packs the epoch's rows begin with what is left; each a place but for its own `before`,
+    which is those before it.
     """
 
     stage: int = 0
@@ -30,7 +31,7 @@ class Place(NamedTuple):
     first: int = 0
     offset: int = 0
     pack: int = 0
-    before: Place | None = None
+    before: tuple[tuple[int, int, int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,11 +65,13 @@ class Windows:
         self._filled = np.flatnonzero(lengths)
         self._mean_tokens = lengths.sum() / len(self._filled)
         self._order: tuple[int, np.ndarray] | None = None
-        self._left: tuple[Place | None, _Rows] = (None, _Rows(NO_PIECES, 0))
+        self._left: tuple[tuple, _Rows] = ((), _Rows(NO_PIECES, 0))
 
     def at(self, place: Place) -> Window:
         """Pack the window at a place."""
-        rows = self._rows(place.before)
+        return self._packed(place, self._rows(place.before))
+
+    def _packed(self, place: Place, rows: _Rows) -> Window:
         num_rows = self._num_rows(place.epoch, rows) - place.first
         size = min(self._size(place.stage), num_rows)
         pack = {"concat": self._concat, "best_fit": self._best_fit, "balanced": self._balanced}[self.packing.policy]
@@ -161,16 +164,22 @@ class Windows:
         pieces.start[:1] += offset
         return pieces
 
-    def _rows(self, before: Place | None) -> _Rows:
-        """The rows of an epoch in which a stage ended at `before`."""
-        if before is None:
-            return _Rows(NO_PIECES, 0)
-        if self._left[0] != before:
-            rows, window = self._rows(before.before), self.at(before)
-            begun = window.packs.pieces[int(window.packs.borders[before.pack]) :]
-            rest = self._pieces(
-                before.epoch, rows, window.first, max(window.first + bool(window.offset), len(rows.left)), window.offset
-            )
-            resume = max(rows.resume, rows.resume + window.first + bool(window.offset) - len(rows.left))
-            self._left = (before, _Rows(Pieces.joined([begun, rest]).merged(), resume))
-        return self._left[1]
+    def _rows(self, before: tuple[tuple, ...]) -> _Rows:
+        """The rows of an epoch in which stages ended at `before`."""
+        known, rows = self._left
+        if known != before[: len(known)]:
+            known, rows = (), _Rows(NO_PIECES, 0)
+        for i in range(len(known), len(before)):
+            place = Place(*before[i], before[:i])
+            rows = self._left_at(place, rows, self._packed(place, rows))
+        self._left = (before, rows)
+        return rows
+
+    def _left_at(self, place: Place, rows: _Rows, window: Window) -> _Rows:
+        """The rows that a stage leaves that ends at a place of these rows, in this window."""
+        begun = window.packs.pieces[int(window.packs.borders[place.pack]) :]
+        rest = self._pieces(
+            place.epoch, rows, window.first, max(window.first + bool(window.offset), len(rows.left)), window.offset
+        )
+        resume = max(rows.resume, rows.resume + window.first + bool(window.offset) - len(rows.left))
+        return _Rows(Pieces.joined([begun, rest]).merged(), resume)

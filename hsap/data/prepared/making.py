@@ -7,6 +7,7 @@ of the source.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def prepare(
     with begun(out, work) as finished:
         shards, left_out = map(list, zip(*finished)) if finished else ([], [])
         read = sum(shard.read for shard in shards)
-        made = tokenised(_blocks(source, read), data, workers)
+        counted: deque[list[bool]] = deque()
+        made = zip(tokenised(_blocks(source, read, counted), data, workers), _popped(counted))
         for shard, tally in _written(made, out, shards, work, progress):
             shards.append(shard)
             left_out.append(tally)
@@ -115,20 +117,32 @@ def _apart(source: DataSet, out: Path) -> None:
             raise Refused(f"{out} lies inside {part.path}, all of which is read; name a folder elsewhere")
 
 
-def _blocks(source: Iterable[Document], skip: int) -> Iterator[list[Document]]:
-    """Walk the documents behind the first `skip` in blocks that are about the same work."""
+def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[list[Document]]:
+    """Walk the documents behind the first `skip` in blocks that are about the same work.
+
+    counted: gets, for each block, whether its documents are there for the first time; a mixture gives some again, and
+    if one of these is left out that is no other document.
+    """
     block: list[Document] = []
-    characters = 0
+    characters, first = 0, []
     for number, document in enumerate(source):
         if number < skip:
             continue
         block.append(document)
+        first.append(not getattr(source, "again", False))
         characters += _characters(document)
         if characters >= BLOCK_CHARACTERS or len(block) >= BLOCK_DOCUMENTS:
+            counted.append(first)
             yield block
-            block, characters = [], 0
+            block, characters, first = [], 0, []
     if block:
+        counted.append(first)
         yield block
+
+
+def _popped(queue: deque) -> Iterator:
+    while True:
+        yield queue.popleft()
 
 
 def _characters(document: Document) -> int:
@@ -138,16 +152,21 @@ def _characters(document: Document) -> int:
 
 
 def _written(
-    blocks: Iterator[Tokenised], out: Path, shards: Sequence[Shard], work: Mapping, progress: Progress
+    blocks: Iterable[tuple[Tokenised, list[bool]]],
+    out: Path,
+    shards: Sequence[Shard],
+    work: Mapping,
+    progress: Progress,
 ) -> Iterator[tuple[Shard, Tally]]:
     """Write blocks as shards behind those that are there; gives each with what it left out."""
     number, growing = len(shards), Growing()
     documents, tokens = (sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens"))
     progress(documents, tokens)
-    for block in blocks:
+    for block, counted in blocks:
         growing.add(block.store, block.read, block.chats)
-        for told in block.left_out:
-            growing.left_out.reject(*told)
+        for number, *told in block.left_out:
+            if counted[number]:
+                growing.left_out.reject(*told)
         documents, tokens = documents + len(block.store.ids), tokens + len(block.store.tokens)
         progress(documents, tokens)
         if growing.tokens >= work["settings"]["shard_tokens"] or growing.read >= SHARD_DOCUMENTS:

@@ -31,13 +31,15 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenised:
-    """A block in tokens. read: documents in it; chats: how many are chats; left_out: place and reason of each that
-    isn't in the store."""
+    """A block in tokens. read: documents in it; chats: how many are chats.
+
+    left_out: of each that isn't in the store its number in the block, its place and the reason.
+    """
 
     store: DocumentStore
     read: int
     chats: int
-    left_out: tuple[tuple[str, str], ...]
+    left_out: tuple[tuple[int, str, str], ...]
 
 
 class BlockTokeniser:
@@ -48,10 +50,19 @@ class BlockTokeniser:
         self._template = functools.cache(functools.partial(open_template, data, self._tokenizer))
 
     def __call__(self, block: Sequence[Document]) -> Tokenised:
-        left_out: list[tuple[str, str]] = []
-        store = tokenise_documents(
-            block, self._tokenizer, template=self._template, reject=lambda *told: left_out.append(told)
-        )
+        left_out: list[tuple[int, str, str]] = []
+        taken = 0
+
+        def walk() -> Iterator[Document]:
+            nonlocal taken
+            for document in block:
+                taken += 1
+                yield document
+
+        def reject(where: str, reason: str) -> None:
+            left_out.append((taken - 1, where, reason))
+
+        store = tokenise_documents(walk(), self._tokenizer, template=self._template, reject=reject)
         return Tokenised(store, len(block), sum(one.chat is not None for one in block), tuple(left_out))
 
 

@@ -50,6 +50,8 @@ def open(
         path = hf.load(path)
     if hf.is_dataset(path):
         return Source("of datasets", "datasets", [path], hf.read_dataset, Reading(fields), shard)
+    if path == "":
+        raise ValueError("data.path (or data.eval_path) is empty; set it to a file or a directory")
     path = Path(path)
     format, files = find(path, format)
     root = path if path.is_dir() else None

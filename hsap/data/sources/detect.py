@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hsap.data.sources import columns, flat, jsonl, mds, megatron, text
 from hsap.data.sources.source import Reader
-from hsap.data.sources.stream import UTF8_MARK, compression_of, opened, told_at
+from hsap.data.sources.stream import PACKED, UTF8_MARK, compression_of, opened, told_at
 
 READERS: dict[str, Reader] = {
     "json": jsonl.read_json,
@@ -28,7 +29,6 @@ READERS: dict[str, Reader] = {
 FORMATS = tuple(READERS)
 PREPARED = "prepared.json"
 """The index of data that is tokenised already, which isn't read as a source (`hsap.data.prepared`)."""
-PACKED = (".gz", ".zst", ".zstd")
 SUFFIXES = {
     "json": (
         ".jsonl",
@@ -72,7 +72,8 @@ def find(path: Path, format: str | None = None) -> tuple[str, list[Path]]:
         index = path.with_name(path.name + ".idx")
         if index.is_file():
             return "megatron", [index]
-    raise ValueError(f"data set {path} doesn't exist; set data.path (or data.eval_path) to a file or a directory")
+        there = "is no regular file" if path.exists() else "doesn't exist"
+    raise ValueError(f"data set {path} {there}; set data.path (or data.eval_path) to a file or a directory")
 
 
 def _file(path: Path, format: str | None) -> tuple[str, list[Path]]:
@@ -101,10 +102,11 @@ def _format_of(path: Path) -> str:
         raise ValueError(f"{path} is one shard of MDS; set data.path to the folder with its index.json")
     if path.name == "index.json" and _is_mds(path):
         return "mds"
-    by_suffix = next((format for format, suffixes in SUFFIXES.items() if path.name.endswith(suffixes)), None)
+    name = path.name.lower()
+    by_suffix = next((format for format, suffixes in SUFFIXES.items() if name.endswith(suffixes)), None)
     if by_suffix is not None:
         return by_suffix
-    if path.name.endswith(_TEXTS):
+    if name.endswith(_TEXTS):
         return "text"
     if int.from_bytes(head[:4], "little") in flat.LLMC_VERSIONS:
         return "bin"
@@ -169,7 +171,7 @@ def _loose_folder(folder: Path) -> tuple[str, list[Path]]:
         raise ValueError(f"the data set directory {folder} holds text and {jsons[0].name}; {_SETTING}, or to one file")
     if jsons:
         return "json", jsons
-    texts = sorted(_below(folder, _TEXTS))
+    texts = _texts(folder)
     if texts:
         return "text", texts
     suffixes = [suffix for of_format in SUFFIXES.values() for suffix in of_format]
@@ -185,7 +187,7 @@ def _files_as(folder: Path, format: str) -> list[Path]:
     special: dict[str, Callable[[], list[Path]]] = {
         "source_tree": lambda: [folder],
         "source_trees": lambda: _folders(folder),
-        "text": lambda: sorted(_below(folder, _TEXTS)),
+        "text": lambda: _texts(folder),
         "mds": lambda: [index for index in [folder / "index.json"] if index.is_file()],
         "json": lambda: _listed(folder, SUFFIXES["json"]) or _listed(folder, (".json",)),
     }
@@ -208,18 +210,49 @@ def _listed(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return sorted(
         file
         for file in folder.iterdir()
-        if file.name.endswith(suffixes) and not file.name.startswith((".", "_", "cache-")) and file.is_file()
+        if file.name.lower().endswith(suffixes) and not file.name.startswith((".", "_", "cache-")) and _is_file(file)
     )
+
+
+def _texts(folder: Path) -> list[Path]:
+    """List the text files at any depth, in linked folders, too."""
+    return sorted(file for file in _below(folder, _TEXTS, linked=True) if _is_file(file))
+
+
+def _is_file(path: Path) -> bool:
+    """Say whether what is named like data is a file; a folder isn't. What is neither is an error, as a broken link is
+    (OSError): a part of the data that can't be read."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError(
+            f"{path} is named like data and is no regular file; take it away, or set data.path to one file"
+        )
+    return stat.S_ISREG(mode)
 
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(below for below in folder.iterdir() if below.is_dir() and not below.name.startswith("."))
 
 
-def _below(folder: Path, suffixes: tuple[str, ...], *names: str):
-    """Walk the files at any depth that have such a suffix or name."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in text.HISTORIES)
+def _below(folder: Path, suffixes: tuple[str, ...], *names: str, linked: bool = False) -> Iterator[Path]:
+    """Walk the files at any depth that have such a suffix or name. linked: in linked folders, but not back up."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for root, folders, files in os.walk(folder, onerror=refuse, followlinks=linked):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and name not in text.HISTORIES and not (linked and _is_loop(root, name, folder))
+        )
         for name in sorted(files):
-            if (name.endswith(suffixes) or name in names) and not name.startswith("."):
+            if (name.lower().endswith(suffixes) or name in names) and not name.startswith("."):
                 yield Path(root, name)
+
+
+def _is_loop(root: str, name: str, top: Path) -> bool:
+    """Say whether a folder is a link to one of those that it is in, by the way from the top."""
+    path = Path(root, name)
+    above = [path.parent, *path.parent.parents]
+    return path.is_symlink() and path.resolve() in {one.resolve() for one in above[: above.index(top) + 1]}

@@ -34,7 +34,8 @@ def _stated(source: DataSet) -> Iterator[tuple[str, int, int]]:
             yield str(getattr(file, "_fingerprint", "")), len(file) if hasattr(file, "__len__") else 0, 0
             continue
         for path in _files(file, source.format):
-            found = path.lstat()
+            # Of a tree links are left out, and may lead nowhere.
+            found = path.stat() if path.exists() else path.lstat()
             yield path.name, found.st_size, found.st_mtime_ns
 
 

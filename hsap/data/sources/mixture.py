@@ -21,17 +21,19 @@ from hsap.ir.check import number, one_of, whole
 
 WHEN_EXHAUSTED = ("restart", "stop")
 WINDOW = 1000
+MAX_RATIO = 10**6
+"""Of weights, where a mixture goes on until each source has ended."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A source being walked: rounds counts its restarts."""
+    """A source being walked: rounds counts its restarts; tally is of its first round, once that has ended."""
 
     name: str
     source: Source
     documents: Iterator[Document]
     rounds: int = 0
-    done: bool = False
+    tally: Tally | None = None
 
 
 class Mixture:
@@ -60,30 +62,42 @@ class Mixture:
         given = {name: Fraction(number(f"weight of {name}", weights[name])) for name in sources}
         self.shares = {name: weight / sum(given.values()) for name, weight in given.items()}
         self.exhausted = one_of("data.exhausted: mixtures have no", exhausted, WHEN_EXHAUSTED)
+        least = min(given, key=given.__getitem__)
+        if self.exhausted == "restart" and given[least] * MAX_RATIO < max(given.values()):
+            raise ValueError(
+                f"weight of {least} is {weights[least]}, less than a millionth of another's; a mixture that goes on "
+                f"until each source has ended would next to never end: raise it, or take the source away"
+            )
         self.window = whole("window of a mixture", window)
         self.seed = whole("seed of a mixture", seed, 0)
         self.sources = dict(sources)
-        self._rejected = Tally()
-        self._whole: dict[str, Tally] = {}
+        self._rejected, self._parts, self._again = Tally(), [], False
+
+    @property
+    def again(self) -> bool:
+        """Whether the document given last had been given before, in an earlier round of its source."""
+        return self._again
 
     @property
     def tally(self) -> Tally:
-        """What the last walk gave and left out, over all sources; of restarted ones, their first round."""
-        rounds = (self._whole.get(name, source.tally) for name, source in self.sources.items())
-        return Tally.of([self._rejected, *rounds])
+        """What the last walk gave and left out, over all sources; of restarted ones once, as in their first round."""
+        walked = {part.name: part.tally for part in self._parts if part.tally is not None}
+        return Tally.of([self._rejected, *(walked.get(name, one.tally) for name, one in self.sources.items())])
 
     def reject(self, where: str, reason: str) -> None:
-        """Count a document that was given and that who took it leaves out."""
-        self._rejected.num_documents -= 1
-        self._rejected.reject(where, reason)
+        """Count the document that was given last and that who took it leaves out."""
+        if not self.again:
+            self._rejected.num_documents -= 1
+            self._rejected.reject(where, reason)
 
     def __iter__(self) -> Iterator[Document]:
-        self._rejected, self._whole = Tally(), {}
-        parts = [_Part(name, source, iter(source)) for name, source in self.sources.items()]
+        self._rejected, self._again = Tally(), False
+        self._parts = parts = [_Part(name, source, iter(source)) for name, source in self.sources.items()]
         for part in self._order(parts):
             document = self._next(part, parts)
             if document is None:
                 return
+            self._again = part.rounds > 0
             again = f"@{part.rounds + 1}" if part.rounds else ""
             yield replace(document, id=f"{part.name}/{document.id}{again}")
 
@@ -100,10 +114,9 @@ class Mixture:
         document = next(part.documents, None)
         if document is not None:
             return document
-        part.done = True
-        if self.exhausted == "stop" or all(one.done for one in parts):
+        part.tally = part.tally or part.source.tally
+        if self.exhausted == "stop" or all(one.tally is not None for one in parts):
             return None
-        self._whole.setdefault(part.name, part.source.tally)
         part.rounds += 1
         part.documents = iter(part.source)
         document = next(part.documents, None)

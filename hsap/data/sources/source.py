@@ -9,6 +9,7 @@ from pathlib import Path
 from hsap.data.document import Document, Rejected
 from hsap.data.fields import Fields, Row, documents_of
 from hsap.data.sources.stream import told_at
+from hsap.ir.check import printable
 
 MAX_REASONS = 100
 EXAMPLES = 3
@@ -66,19 +67,32 @@ class Rejection:
 
 
 class Tally:
-    """What a walk gave and left out: num_documents; counts by reason, with the first few places of each."""
+    """What a walk gave and left out: num_documents; counts by reason, with the first few places of each.
+
+    notes: of documents that were given, counts of what of their rows was not, by `Document.notes`.
+    """
 
     def __init__(self) -> None:
         self.num_documents = 0
         self.counts: dict[str, int] = {}
+        self.notes: dict[str, int] = {}
         self.examples: list[Rejection] = []
 
     def reject(self, where: str, reason: str) -> None:
         """Count what was left out."""
-        if reason not in self.counts and len(self.counts) >= MAX_REASONS:
+        self._count(self.counts, where, reason)
+
+    def give(self, document: Document) -> None:
+        """Count a document that is given, and what of its row isn't."""
+        self.num_documents += 1
+        for note in document.notes:
+            self._count(self.notes, document.where, note)
+
+    def _count(self, counts: dict[str, int], where: str, reason: str) -> None:
+        if reason not in counts and len(counts) >= MAX_REASONS:
             reason = OTHER
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        if self.counts[reason] <= EXAMPLES:
+        counts[reason] = counts.get(reason, 0) + 1
+        if counts[reason] <= EXAMPLES:
             self.examples.append(Rejection(where, reason))
 
     @classmethod
@@ -88,8 +102,9 @@ class Tally:
         for tally in tallies:
             total.num_documents += tally.num_documents
             total.examples += tally.examples
-            for reason, count in tally.counts.items():
-                total.counts[reason] = total.counts.get(reason, 0) + count
+            for counts, more in ((total.counts, tally.counts), (total.notes, tally.notes)):
+                for reason, count in more.items():
+                    counts[reason] = counts.get(reason, 0) + count
         return total
 
     @property
@@ -102,12 +117,20 @@ class Tally:
         return sum(self.counts.values()) - self.num_empty
 
     def told(self) -> str:
-        """Say in one paragraph what was left out, with examples; empty where nothing was."""
+        """Say in one paragraph what was left out and what of rows was, with examples; empty where nothing was."""
         parts = []
-        for reason, count in self.counts.items():
-            places = [one.where for one in self.examples if one.reason == reason]
-            parts.append(f"{count} for {reason} ({', '.join(places)}{', ...' if count > len(places) else ''})")
-        return f"{sum(self.counts.values())} left out: {'; '.join(parts)}" if parts else ""
+        if self.counts:
+            parts.append(f"{sum(self.counts.values())} left out: {self._listed(self.counts)}")
+        if self.notes:
+            parts.append(f"{sum(self.notes.values())} trained only in part: {self._listed(self.notes)}")
+        return "; and ".join(parts)
+
+    def _listed(self, counts: dict[str, int]) -> str:
+        listed = []
+        for reason, count in counts.items():
+            places = [printable(one.where) for one in self.examples if one.reason == reason]
+            listed.append(f"{count} for {reason} ({', '.join(places)}{', ...' if count > len(places) else ''})")
+        return "; ".join(listed)
 
 
 Reader = Callable[[Path, Reading, Turns, Tally], Iterator[Row | Document]]
@@ -153,7 +176,7 @@ class Source:
                 if is_empty(document):
                     tally.reject(document.where, EMPTY)
                 else:
-                    tally.num_documents += 1
+                    tally.give(document)
                     yield document
         if not tally.num_documents and self.shard == (0, 1):
             raise ValueError(self._nothing())

@@ -14,6 +14,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 UTF8_MARK = b"\xef\xbb\xbf"
 
+PACKED = (".gz", ".zst", ".zstd")
+
 _CHUNK_BYTES = 8192
 """Zstandard input taken at once: at its highest ratio, 32,768, this much becomes 256 MiB."""
 _WINDOW_BYTES = 1 << 27
@@ -36,6 +38,8 @@ def opened(file: Path) -> Iterator[BinaryIO]:
     with open(file, "rb") as raw:
         head = raw.read(4)
         raw.seek(0)
+        if not head and file.suffix in PACKED:
+            raise EOFError("it is empty") if file.suffix == ".gz" else _Damaged("it is empty")
         if head[:2] == GZIP_MAGIC:
             yield gzip.GzipFile(fileobj=raw)
         elif is_zstd(head):

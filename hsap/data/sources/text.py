@@ -40,8 +40,9 @@ def read_text(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Itera
 def read_tree(folder: Path, reading: Reading, turns: Turns, tally: Tally) -> Iterator[Document]:
     """Give a repository as one document: its text files in order of their paths, each under a line with its path.
 
-    Left out and counted: binary files, files that aren't UTF-8, files longer than `MAX_FILE_BYTES`, links; a repository
-    of more than `MAX_DOCUMENT_BYTES` altogether. Histories and caches are left out without a word.
+    Left out and counted: binary files, files that aren't UTF-8 or whose names aren't, files longer than
+    `MAX_FILE_BYTES`, links; a repository of more than `MAX_DOCUMENT_BYTES` altogether. Histories and caches are left
+    out without a word.
     """
     if not turns.take():
         return
@@ -75,6 +76,9 @@ def _walk(folder: Path, tally: Tally) -> Iterator[Path]:
 
 def _source(file: Path, tally: Tally) -> str | None:
     """Read a file of a source tree; None where it is left out, and counted."""
+    if any("\ud800" <= character <= "\udfff" for character in str(file)):  # how Python names what isn't
+        tally.reject(str(file), "a file in a source tree whose name isn't UTF-8")
+        return None
     with told_at(lambda: file), open(file, "rb") as stream:
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:

@@ -240,7 +240,42 @@ REJECTED = [
     ({"messages": [*said(u), {"role": "assistant", "tool_calls": {"name": "f", "arguments": "{"}}]},
      "arguments of a function that are no JSON"),
     ({"messages": said(u, a), "tools": "{"}, "tools that are no JSON"),
-    ({"messages": said(u, a), "tools": ["weather"]}, "tools that are no list of objects"),
+    *(({"messages": said(u, a), "tools": tools}, "tools that are no list of objects")
+      for tools in (["weather"], True, 5, "true")),
+    *(({"messages": said(u, a), "tools": tools}, "a tool without its name")
+      for tools in ([{}], [{"type": "code_interpreter"}], {"type": "function", "function": "weather"})),
+    ({"messages": [{"role": "system", "content": "s", "tools": [WEATHER]}, *said(u, a)]},
+     "tools within a turn (they belong beside the turns)"),
+    *(({"messages": said(("user", [part]), a)}, "a part of content that is no text") for part in (
+        {"text": "a", "image": "i.png"}, {"text": "a", "audio": b"0"}, {"type": "text", "text": "a", "video": ["v"]},
+        {"type": "text", "text": "a", "file": {"id": 1}}, {"type": ["text"], "text": "a"})),
+    *(({"messages": said(u, ("assistant", [part]))}, "a part of content that is of several kinds") for part in (
+        {"text": "a", "reasoning": "r"}, {"type": "text", "text": "a", "tool_calls": [{"name": "f"}]},
+        {"type": "thinking", "thinking": "r", "output_text": "a"})),
+    ({"messages": said(u, ("assistant", [{"text": "a", "value": "b"}]))}, "a turn that says two things in one"),
+    *(({"messages": [*said(u), {"role": "assistant", "content": "x", **more}]}, "a turn that says two things in one")
+      for more in ({"text": "y"}, {"value": ["y"]}, {"reasoning": "y", "thinking": "z"})),
+    *(({"messages": [{"role": "user", "content": "q", field: ["f"]}, *said(a)]},
+       "pictures, sound or films, which aren't read") for field in ("image", "images", "audios", "video_url")),
+    *(({**row, "images": [{"path": "i.png"}]}, "pictures, sound or films, which aren't read")
+      for row in ({"messages": said(u, a)}, {"question": "q", "answer": "x"}, {"prompt": "q", "answers": ["x", "y"]})),
+    *(({"messages": [*said(u), {"role": "assistant", "from": other, "content": "x"}]}, "a turn of two roles")
+      for other in ("human", "tool", "function_call")),
+    *(({"messages": [*said(u), {"role": "assistant", "content": "x", **weights}]},
+       "loss weights that contradict each other") for weights in (
+        {"loss_weight": 1, "train": False}, {"weight": 0, "train": True}, {"loss": False, "weight": 1.0},
+        {"loss_weight": 0, "trainable": True}, {"training": False, "train": True})),
+    ({"messages": [*said(u), {"role": "assistant", "content": [{"text": "x", "loss_weight": 0}, "y"]}]},
+     "a loss weight of a part of a turn"),
+    ({"messages": [*said(u), {"role": "assistant", "content": "x", "train_detail": [{"begin_offset": 0}]}]},
+     "a turn of which only parts are to be trained"),
+    *(({"messages": said(u, a), "loss_weight": weight}, "a loss weight of a whole row") for weight in (0, 0.5, [1])),
+    ({"prompt": "other", "chosen": said(u, a), "rejected": said(u, ("assistant", "y"))},
+     "a prompt other than what its answers begin with"),
+    ({"prompt": said(("system", "s"), u), "chosen": said(u, a), "rejected": said(u, ("assistant", "y"))},
+     "a prompt other than what its answers begin with"),
+    ({"messages": said(("user", "other")), "chosen": said(u, a), "rejected": said(u, ("assistant", "y"))},
+     "a prompt other than what its answers begin with"),
     ({"system": "s", "messages": said(("system", "t"), u, a)}, "two system prompts"),
     ({"instruction": "q", "output": "x", "history": ["a", "b"]}, "a history that is no list of questions and answers"),
     ({"instruction": "q", "input": 5, "output": "x"}, "an input that is no text"),
@@ -256,6 +291,8 @@ REJECTED = [
     ({"messages": [{"parent_id": None, "role": "user", "content": "q"}]},
      "messages of a tree without ids of their own"),
     ({"messages": [{"id": "1", "parent_id": "1", "role": "user", "content": "q"}]}, "a tree without a first message"),
+    ({"messages": [node("user", "q", node("assistant", "x"), id="1", parent_id=None)]},
+     "messages of a tree that name their parent and have replies, too"),
     ({"messages": [{"id": "1", "parent_id": None, "role": "user", "content": "q"},
                    {"id": "2", "parent_id": "3", "role": "user", "content": "q"},
                    {"id": "3", "parent_id": "2", "role": "assistant", "content": "x"}]},

@@ -81,6 +81,22 @@ def test_what_is_left_out_later_is_counted_with_the_rest(make):
         assert "for an even number (" in source.tally.told()
 
 
+def test_a_document_of_several_rounds_is_left_out_and_counted_once(make, tmp_path):
+    mixture = make({"a": 6, "b": 40}, {"a": 1, "b": 1}, window=4)
+    with open(tmp_path / "a.jsonl", "a") as stream:
+        stream.write('{"text": ""}\n{"text": "a 12", "tokens": []}\n')
+    for _ in range(2):
+        rounds = Counter()
+        for document in mixture:
+            rounds[document.text] += 1
+            if document.text.endswith("2"):
+                mixture.reject(document.where, "a two at the end")
+        assert rounds["a 2"] > 3 and rounds["b 2"] == 1, "a is walked several times"
+        assert mixture.tally.counts == {"a two at the end": 2 + 4, "no text and no tokens": 1}
+        assert mixture.tally.num_documents == 7 + 40 - 6
+        assert len(mixture.tally.examples) == 3 + 1
+
+
 def test_readers_mix_their_own_documents(make):
     sizes, weights = {"a": 30, "b": 90}, {"a": 1, "b": 3}
     ids = [[d.id for d in make(sizes, weights, shard=(i, 3), window=4)] for i in range(3)]
@@ -95,6 +111,7 @@ def test_readers_mix_their_own_documents(make):
         ({"a": 1}, {}, "has sources a, b and weights for a; give each"),
         ({"a": 1, "b": 0}, {}, "weight of b is 0; it must be"),
         ({"a": 1, "b": float("nan")}, {}, "weight of b is nan"),
+        ({"a": 1, "b": 1e-300}, {}, "weight of b is 1e-300, less than a millionth of another's; .* never end"),
         ({"a": 1, "b": 1}, {"exhausted": "loop"}, "mixtures have no 'loop'; known ones are restart, stop"),
     ],
 )

@@ -1,0 +1,202 @@
+"""The folder of a run's checkpoints: written so that a crash at any moment leaves the newest whole one, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from hsap.train.checkpoints.tensors import Written
+from hsap.train.config import TrainConfig
+
+LATEST, STATE = "latest", "hsap.json"
+"""The file that names the newest checkpoint, and the one in a checkpoint that says what it is."""
+_NEEDED = ("step", "cursor", "topology", "identity", "adam_steps", "files", "sha256")
+_CHUNK = 1 << 22
+
+
+def folder(config: TrainConfig) -> Path:
+    """Where the checkpoints of a run lie."""
+    return Path(config.out) / "checkpoints"
+
+
+def unfinished(home: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies while it is written."""
+    return home / f".step{step}.tmp"
+
+
+def publish(home: Path, step: int, state: Mapping[str, object], files: Mapping[str, Written], keep: int) -> None:
+    """Make the files in `unfinished` a checkpoint and the newest one; then drop all but the newest `keep`.
+
+    Every byte is on the disk before a name leads to it: a crash anywhere leaves `latest` at a whole checkpoint. OSError
+    where the disk is full, or the like.
+    """
+    fresh, home_now = unfinished(home, step), home / f"step{step}"
+    for name, written in files.items():
+        if not (fresh / name).is_file() or (fresh / name).stat().st_size != written.size:
+            raise FileNotFoundError(
+                f"{fresh / name} isn't there as a rank wrote it; out= must lie where all nodes see the same files"
+            )
+    content = {**state, "files": {name: asdict(written) for name, written in files.items()}}
+    _write(fresh / STATE, json.dumps({**content, "sha256": _digest(content)}, indent=1))
+    _sync(fresh)
+    # A checkpoint of this step can only be what a run that was resumed from an earlier one has left.
+    _drop(home_now)
+    os.rename(fresh, home_now)
+    _sync(home)
+    _write(home / f".{LATEST}.tmp", home_now.name)
+    os.replace(home / f".{LATEST}.tmp", home / LATEST)
+    _sync(home)
+    steps = _steps(home)
+    for old in [s for s in steps if s > step] + [s for s in steps if s <= step][:-keep]:
+        _drop(home / f"step{old}")
+
+
+def clear_unfinished(home: Path) -> None:
+    """Drop what a crash while writing has left."""
+    for path in home.glob(".step*"):
+        shutil.rmtree(path, ignore_errors=True)
+    (home / f".{LATEST}.tmp").unlink(missing_ok=True)
+
+
+def read_state(config: TrainConfig) -> dict:
+    """Read what the newest checkpoint is, and see whether its files are there: step, cursor, identity and more.
+
+    ValueError where there is none to use; it names what is wrong and the newest good one. The files' content is left to
+    `damage`.
+    """
+    home = folder(config)
+    if not (home / LATEST).is_file():
+        raise ValueError(f"resume=true: {home} has no checkpoint; set out= to the run's directory, or resume=false")
+    tag = (home / LATEST).read_text(encoding="utf-8").strip()
+    try:
+        state = _state(home / tag)
+        if problem := _missing(home / tag, state):
+            raise ValueError(problem)
+    except (OSError, ValueError) as error:
+        raise refusal(home, tag, str(error)) from error
+    if state["step"] > config.train.steps:
+        raise ValueError(
+            f"resume=true: the newest checkpoint in {home} is of step {state['step']}, but train.steps="
+            f"{config.train.steps}; set train.steps to the step at which training shall end"
+        )
+    return state
+
+
+def refusal(home: Path, tag: str, problem: str) -> ValueError:
+    """Say why a checkpoint isn't used and which one could be; never is another taken in its place unasked."""
+    good = next((step for step in reversed(_steps(home)) if f"step{step}" != tag and _is_good(home, step)), None)
+    way = (
+        f"the newest good one is step{good}: write step{good} into {home / LATEST}"
+        if good is not None
+        else "there is no other good one: copy it anew from where it is whole, or start a new run with another out="
+    )
+    return ValueError(f"resume=true: {home / LATEST} names {tag}, which can't be used: {problem}; {way}")
+
+
+def damage(checkpoint: Path, state: dict, names: Iterable[str]) -> str | None:
+    """Compare files of a checkpoint with their checksums: None if all agree, else what is wrong with the first."""
+    for name in names:
+        try:
+            with open(checkpoint / name, "rb") as file:
+                digest = hashlib.sha256()
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        except OSError as error:
+            return f"{checkpoint / name} can't be read ({error.strerror})"
+        if digest.hexdigest() != state["files"][name]["sha256"]:
+            return f"{checkpoint / name} is damaged: it doesn't have the SHA-256 that {STATE} says"
+    return None
+
+
+def check_identity(state: dict, identity: dict) -> None:
+    """Compare settings that a resumed run must share, all or some of them; ValueError says what differs."""
+    was = state["identity"]
+    differs = [f"{name} was {was.get(name)}, now {now}" for name, now in identity.items() if was.get(name) != now]
+    if differs:
+        raise ValueError(
+            f"resume=true: the checkpoint of step {state['step']} (topology {state['topology']}) belongs to another "
+            f"run: {'; '.join(differs)}. Data, packing and seed decide which tokens come next, and the model "
+            "what the checkpoint's numbers mean; set them back, or start a new run with another out="
+        )
+
+
+def refuse_used(config: TrainConfig) -> None:
+    """Refuse a new run in the directory of an old one: its metrics and, one by one, its checkpoints would go."""
+    latest = folder(config) / LATEST
+    if latest.is_file():
+        raise ValueError(
+            f"out={config.out} holds the checkpoints of a run ({latest.read_text(encoding='utf-8').strip()}); set "
+            "resume=true to go on with it, or another out="
+        )
+
+
+def _state(checkpoint: Path) -> dict:
+    path = checkpoint / STATE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} can't be read ({error})") from error
+    missing = [name for name in _NEEDED if not isinstance(state, dict) or name not in state]
+    if missing:
+        raise ValueError(f"{path} can't be read (it lacks {', '.join(missing)})")
+    if state["sha256"] != _digest({name: value for name, value in state.items() if name != "sha256"}):
+        raise ValueError(f"{path} is damaged: it doesn't have the SHA-256 that it says")
+    return state
+
+
+def _missing(checkpoint: Path, state: dict) -> str | None:
+    for name, file in state["files"].items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != file["size"]:
+            return f"{path} is damaged: it has {path.stat().st_size} bytes, and had {file['size']}"
+    return None
+
+
+def _is_good(home: Path, step: int) -> bool:
+    checkpoint = home / f"step{step}"
+    try:
+        state = _state(checkpoint)
+    except ValueError:
+        return False
+    return damage(checkpoint, state, state["files"]) is None
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    # As it will be read again: a tuple becomes a list, a number's key a word.
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode()).hexdigest()
+
+
+def _steps(home: Path) -> list[int]:
+    return sorted(int(path.name[4:]) for path in home.glob("step*") if path.name[4:].isdigit())
+
+
+def _drop(checkpoint: Path) -> None:
+    """Take a checkpoint's name away first: half of one mustn't look like one."""
+    if checkpoint.exists():
+        gone = checkpoint.with_name(f".{checkpoint.name}.old")
+        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(checkpoint, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Put a folder's names on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

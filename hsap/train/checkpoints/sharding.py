@@ -1,0 +1,135 @@
+"""Sharding: where a rank's float32 weights and Adam's moments lie under each of DeepSpeed's optimizers.
+
+All of them keep a flat or whole float32 master, which is the key of its state in torch's AdamW; what differs is which
+pieces of which parameters a master holds, and how the model's weights are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hsap.train.checkpoints.tensors import Pieces, key
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+WEIGHT = "fp32"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """A piece of a flattened parameter that this rank updates: elements [start, start + numel).
+
+    master: holds it from `offset` on. replicated: every rank holds it as well.
+    """
+
+    name: str
+    start: int
+    numel: int
+    master: Tensor
+    offset: int
+    replicated: bool = False
+
+    def part(self, flat: Tensor) -> Tensor:
+        """The piece's elements of the master, or of a moment of its shape."""
+        return flat.detach().view(-1).narrow(0, self.offset, self.numel)
+
+
+def capture(engine) -> tuple[dict[str, Tensor], int]:
+    """Give what this rank must save, as views by their names in the file, and the number of Adam's steps.
+
+    engine: DeepSpeed's. Of what all ranks hold alike, each saves its share.
+    """
+    optimizer, rank, world_size = _base(engine.optimizer), dist.get_rank(), dist.get_world_size()
+    tensors: dict[str, Tensor] = {}
+    steps = set()
+    for i, shard in enumerate(shards(engine)):
+        state = optimizer.state[shard.master]
+        steps.add(int(state["step"]))
+        if shard.replicated and i % world_size != rank:
+            continue
+        for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
+            tensors[key(kind, shard.name, shard.start)] = shard.part(flat)
+    if len(steps) > 1:
+        raise RuntimeError(f"Adam has done {sorted(steps)} steps on the parameters of one rank")
+    return tensors, steps.pop() if steps else 0
+
+
+def restore(engine, pieces: Pieces, adam_steps: int) -> None:
+    """Set weights and moments from a checkpoint. Collective over the job."""
+    wrapper, optimizer = engine.optimizer, _base(engine.optimizer)
+    if hasattr(wrapper, "checkpoint_event_prologue"):
+        wrapper.checkpoint_event_prologue()
+    optimizer.state.clear()
+    for shard in shards(engine):
+        state = optimizer.state[shard.master]
+        if not state:
+            state["step"] = torch.tensor(float(adam_steps))
+            state.update((moment, torch.zeros_like(shard.master)) for moment in MOMENTS)
+        for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
+            shard.part(flat).copy_(pieces.read(kind, shard.name, shard.start, shard.numel))
+    _refresh(wrapper)
+    if hasattr(wrapper, "checkpoint_event_epilogue"):
+        wrapper.checkpoint_event_epilogue()
+
+
+def shards(engine) -> Iterator[Shard]:
+    """Every piece this rank updates, in an order that all ranks share where they hold the same."""
+    optimizer = engine.optimizer
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO 3
+        for group, master in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+            for parameter in group:
+                _, offset, held = optimizer.grad_position[optimizer.get_param_id(parameter)]
+                start = held * dist.get_rank()
+                numel = max(0, min(held, parameter.ds_numel - start))  # the last ranks' may be padding
+                if numel:
+                    yield Shard(names[id(parameter)], start, numel, master, offset)
+        return
+    masters = _sharded_masters(optimizer)
+    if masters is not None:  # ZeRO 1 and 2
+        for parameter in engine.module.parameters():
+            if (mapping := parameter._hp_mapping) is not None:
+                held, place = mapping.lp_fragment_address, mapping.hp_fragment_address
+                master = masters[mapping.param_group_index]
+                yield Shard(names[id(parameter)], held.start, held.numel, master, place.start)
+        return
+    # ZeRO 0: in bf16 with masters of their own, in fp32 the parameters themselves.
+    low = getattr(optimizer, "fp16_groups", None) or [group["params"] for group in optimizer.param_groups]
+    full = getattr(optimizer, "fp32_groups", low)
+    for group, its_masters in zip(low, full, strict=True):
+        for parameter, master in zip(group, its_masters, strict=True):
+            yield Shard(names[id(parameter)], 0, parameter.numel(), master, 0, replicated=True)
+
+
+def _sharded_masters(optimizer) -> list[Tensor] | None:
+    """The flat masters of ZeRO 1 and 2 by parameter group; in bf16, stage 1 is an optimizer of its own."""
+    for name in ("single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        if hasattr(optimizer, name):
+            return getattr(optimizer, name)
+    return None
+
+
+def _refresh(optimizer) -> None:
+    """Make the model's weights from the masters, as after a step."""
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        for i, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+            low = optimizer.fp16_partitioned_groups_flat[i]
+            low.data.copy_(master.data)
+            parameters = optimizer.fp16_partitioned_groups[i]
+            for parameter, updated in zip(parameters, optimizer.unflatten(low, parameters), strict=True):
+                parameter.data = updated.data
+    elif hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()
+    elif hasattr(optimizer, "fp32_groups"):
+        for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for parameter, master in zip(group, masters, strict=True):
+                parameter.data.copy_(master.data)
+
+
+def _base(optimizer) -> torch.optim.Optimizer:
+    """Torch's optimizer under DeepSpeed's."""
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer

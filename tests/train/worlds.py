@@ -1,0 +1,97 @@
+"""Worlds of ranks for tests: forked from a process that has imported everything, so that a run starts in a second.
+
+The ranks are what `train.py` is under a launcher; their processes can be killed and signalled one by one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.train.forked", "tests.train.worlds"])
+_LIMIT_S = 120.0
+
+
+def fork(function: Callable, *arguments) -> multiprocessing.Process:
+    """Call a module's function in a process that already has torch, DeepSpeed and the loop."""
+    process = _CONTEXT.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+class World:
+    """Ranks of one run, started when made. arguments: train.py's. folder: where what they say is kept."""
+
+    def __init__(self, folder: Path, num_ranks: int, arguments: list[str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._told = folder / f"told-{port}-{time.monotonic_ns()}"
+        self.ranks = [fork(_rank, rank, num_ranks, port, arguments, str(self._told)) for rank in range(num_ranks)]
+
+    @property
+    def told(self) -> str:
+        """What all ranks have said so far."""
+        return self._told.read_text() if self._told.exists() else ""
+
+    def wait_for(self, reached: Callable[[], bool]) -> None:
+        """Return as soon as something is reached; fails where the run ends before."""
+        end = time.monotonic() + _LIMIT_S
+        while not reached():
+            if not all(rank.is_alive() for rank in self.ranks) or time.monotonic() > end:
+                # Ended between the two questions, perhaps by reaching it.
+                if not reached():
+                    self._fail()
+                return
+            time.sleep(0.002)
+
+    def finish(self, code: int = 0) -> str:
+        """Wait until the ranks have ended, all with this code; gives what they have said."""
+        end = time.monotonic() + _LIMIT_S
+        for rank in self.ranks:
+            rank.join(max(end - time.monotonic(), 0.1))
+        if any(rank.exitcode != code for rank in self.ranks):
+            self._fail()
+        return self.told
+
+    def kill(self, order: random.Random) -> None:
+        """SIGKILL to every rank, in an order of their own and up to some milliseconds apart."""
+        for rank in order.sample(self.ranks, len(self.ranks)):
+            rank.kill()
+            time.sleep(order.choice((0, 0.02)))
+        for rank in self.ranks:
+            rank.join(_LIMIT_S)
+
+    def _fail(self) -> None:
+        codes = [rank.exitcode for rank in self.ranks]
+        for rank in self.ranks:
+            rank.kill()
+        pytest.fail(f"exit codes {codes}: {self.told[-3000:]}")
+
+
+def _rank(rank: int, num_ranks: int, port: int, arguments: list[str], told: str) -> None:
+    from tests.train.forked import configure, run
+
+    handle = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    os.environ.update({name: str(value) for name, value in ranks.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    try:
+        config = configure(arguments, num_ranks)
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        run(config)
+    except Exception:
+        os.write(2, traceback.format_exc().encode())
+        # Without tidying up, as a failed rank ends: others may wait for it.
+        os._exit(1)
