@@ -12,7 +12,7 @@ READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
 .PHONY: help train test exhaustive check format golden parity clean
-.PHONY: bench bench-planning bench-packing bench-fidelity bench-attention bench-nodes bench-train bench-gpu
+.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-gpu
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ bench-planning: $(READY)  ## Balance, bytes and time of every planner (ARGS="--q
 
 bench-packing: $(READY)  ## How full, how even and how fast packs are made, on 16 datasets' lengths (ARGS="--quick").
 	$(RUN) -m tests.bench.packing $(ARGS)
+
+bench-loader: $(READY)  ## Tokens/s of packing, batching and planning beside training's, and its waits (ARGS="--quick").
+	$(RUN) -m tests.bench.loader $(ARGS)
 
 bench-fidelity: $(READY)  ## Real times of plans against the simulator's, calibrated first (ARGS="--ranks 2 4 8", "--nodes 2").
 	$(RUN) -m tests.bench.fidelity $(ARGS)

@@ -47,7 +47,7 @@ def _is_stage(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """Where tokens come from and how they are packed."""
+    """Where tokens come from, how they are packed and prepared ahead; workers is never null in a TrainConfig."""
 
     path: str | Sequence[str] | Mapping[str, float] = rule(
         "a file or a directory, or several with their weights, or a list of several", _is_paths
@@ -82,6 +82,7 @@ class DataConfig:
         "a list of [step, pack_tokens], like [[1000,32768],[3000,131072]]", _is_curriculum, optional=True
     )
     lookahead: int = integer(0)
+    workers: int | None = integer(0, optional=True)
 
     def as_packing(self) -> Packing:
         """Give the part of the settings that says how documents become packs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hsap import clusters
 from hsap.data.config import DataConfig
@@ -141,6 +141,9 @@ _GROUPS = {
     "profile": ProfileConfig,
 }
 
+# On CPUs ranks compute on the very cores that workers would plan on.
+_WORKERS = {"cpu": 0, "cuda": 2}
+
 
 def train_config(values: Mapping[str, object], world_size: int, device: str, out: str) -> TrainConfig:
     """Check the composed configuration against what is allowed and against the ranks that will run it.
@@ -162,6 +165,8 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     if plain.resume and plain.out is None:
         raise ValueError("resume=true needs out=DIR, the directory of the run whose checkpoint is to be resumed.")
     groups["engine"] = EngineConfig(engine.zero_stage, engine.dtype, device, backend)
+    if groups["data"].workers is None:
+        groups["data"] = replace(groups["data"], workers=_WORKERS[device])
     return TrainConfig(
         **groups,
         packing=groups["data"].as_packing(),

@@ -28,7 +28,7 @@ from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
 from hsap.train.config import TrainConfig
-from hsap.train.planning import PlanningSetup
+from hsap.train.recipe import PlanningSetup
 
 _FIXED = (
     "data.pack_tokens",

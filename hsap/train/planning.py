@@ -1,143 +1,155 @@
-"""Planning ahead: one rank of an SP group compiles each micro-batch's plan, verifies and publishes it; all load it.
+"""Planning ahead: one rank of an SP group has each micro-batch's plan made and publishes it; all load it.
 
-Plans travel as data (`Plan.to_bytes`) through torch's own store, `data.lookahead` steps before they are needed. The
-compiling rank rotates over the group; with planner auto it alone compiles the candidates and chooses, and the others
-get what it chose. An error while planning is published in the plan's place, so that every rank
-ends with the same message instead of waiting.
+Plans travel as data (`hsap.train.recipe`) through torch's own store, `data.lookahead` steps before they are needed. The
+planning rank goes round the group, node after node, so that plans of neighbouring micro-batches, of all the steps in
+advance, are made at the same time in different places. With planner auto it alone compiles the candidates and chooses,
+and the others get what it chose. Micro-batches of one shape share a plan as long as the last one is remembered. An
+error while planning is published in the plan's place, so that every rank ends with the same message instead of waiting.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import traceback
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import torch.distributed as dist
 
-from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
-from hsap.ir.layout import Layout
 from hsap.ir.plan import Plan
-from hsap.ir.problem import Problem
-from hsap.ir.shared import shared_masks
-from hsap.ir.summary import summary
-from hsap.verify import verify
+from hsap.train.pool import PlanPool
+from hsap.train.recipe import PlanFigures, PlanningSetup, Shape, opened
 
-_OK, _REFUSED, _FAILED = b"\0", b"\1", b"\2"
 _POLL_S = 0.004
+_NOTICE_S = 0.1
+_KEPT_SHAPES = 8
+_CLOSED = "planning ends: the run does"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningSetup:
-    """How micro-batches become plans: a problem without its layout, the planner and its options."""
+def planning_turns(node_of: np.ndarray) -> list[int]:
+    """Order in which ranks plan: the first of every node, the second of every node, and so on. node_of: [num_ranks]."""
+    seen: dict[int, int] = {}
+    places = []
+    for node in node_of.tolist():
+        places.append((seen.get(node, 0), node))
+        seen[node] = places[-1][0] + 1
+    return sorted(range(len(places)), key=places.__getitem__)
 
-    problem: Problem
-    planner: str
-    options: dict
-    verify: bool
 
-    def plan(self, batch: MicroBatch) -> Plan:
-        """Compile and (by default) verify the plan of a micro-batch; ValueError where that fails."""
-        plan = self.compile(Layout.from_lengths(batch.lengths, batch.sequences), batch.answers)
-        if self.verify:
-            report = verify(plan)
-            if not report.ok:
-                raise ValueError(f"planner {plan.planner} made a plan that the verifier rejects:\n{report}")
-        return plan
+@dataclass(slots=True)
+class _Awaited:
+    """A plan to come, for all micro-batches of its shape. outcome: where it is made on this rank."""
 
-    def compile(self, layout: Layout, answers: Sequence[Sequence[int]] = ()) -> Plan:
-        """Compile the plan of a layout, with the answers of each document if any has some; ValueError where that fails.
-
-        Each of the model's masks stays an entry of its own, so that layers find theirs by the same index.
-        """
-        masks = self.problem.masks
-        if any(answers):
-            masks = tuple((shared_masks(mask, layout.lengths, answers), layers) for mask, layers in masks)
-        return compile(replace(self.problem, layout=layout, masks=masks), self.planner, **self.options)
+    number: int
+    outcome: futures.Future[bytes] | None = None
+    opened: tuple[Plan, PlanFigures] | None = None
 
 
 class PlanExchange:
     """Publishes and fetches the plans of one SP group.
 
-    store: a key-value store all its ranks reach. name: distinguishes SP groups (dp rank) and uses.
+    store: a key-value store all its ranks reach; None for one rank. name: distinguishes SP groups (dp rank) and uses.
+    pool: plans in processes, several at a time and while `publish` returns; None: `publish` itself does.
+    All ranks call `publish` with the same micro-batches in the same order.
     """
 
-    def __init__(self, store: dist.Store | None, name: str, rank: int, num_ranks: int, setup: PlanningSetup) -> None:
-        self.store, self.name, self.rank, self.num_ranks, self.setup = store, name, rank, num_ranks, setup
+    def __init__(
+        self,
+        store: dist.Store | None,
+        name: str,
+        rank: int,
+        num_ranks: int,
+        setup: PlanningSetup,
+        pool: PlanPool | None = None,
+    ) -> None:
+        self.store, self.name, self.rank, self.setup, self.pool = store, name, rank, setup, pool
         self.closed = threading.Event()
-        self._mine: dict[int, Plan | Exception] = {}
+        self._turns = planning_turns(setup.problem.node_of)
+        assert len(self._turns) == num_ranks
+        self._coming: dict[int, _Awaited] = {}
+        self._shapes: OrderedDict[Shape, _Awaited] = OrderedDict()
+        self._published: set[int] = set()
 
     def publish(self, batch: MicroBatch, number: int) -> None:
-        """Compile and publish the plan of the group's micro-batch with that running number, if it's this rank's turn.
+        """Have the plan of the group's micro-batch with that running number made, if it's this rank's turn.
 
-        What goes wrong is published too, and raised by every rank's `get`.
+        A shape whose plan is remembered needs none. What goes wrong is published too, and raised by every rank's `get`.
         """
-        if number % self.num_ranks != self.rank:
-            return
-        try:
-            plan = self._mine[number] = self.setup.plan(batch)
-            data = _OK + plan.to_bytes() if self.num_ranks > 1 else b""
-        except ValueError as error:
-            self._mine[number] = error
-            data = _REFUSED + str(error).encode()
-        except Exception as error:
-            self._mine[number] = error
-            data = _FAILED + traceback.format_exc().encode()
-        if self.num_ranks > 1:
-            self.store.set(self._key(number), data)
+        shape = Shape.of(batch)
+        awaited = self._shapes.pop(shape, None)
+        if awaited is None:
+            awaited = _Awaited(number)
+            if self._planner_of(number) == self.rank:
+                awaited.outcome = self._plan(shape, number)
+        self._coming[number] = self._shapes[shape] = awaited
+        if len(self._shapes) > _KEPT_SHAPES:
+            self._shapes.popitem(last=False)
 
     def get(self, number: int) -> Plan:
-        """Plan of a micro-batch, this rank's own or another's.
+        """Plan of a micro-batch that went through `publish`; see `get_both`."""
+        return self.get_both(number)[0]
+
+    def get_both(self, number: int) -> tuple[Plan, PlanFigures]:
+        """Plan of a micro-batch, and its figures; waits for it, and may be called once for each.
 
         ValueError: why there is no such plan. RuntimeError: the planner failed on the rank whose turn it was.
         """
-        if number in self._mine:
-            plan = self._mine.pop(number)
-            if isinstance(plan, Exception):
-                raise plan
-            return plan
-        data = self._fetch(self._key(number))
-        if data[:1] == _REFUSED:
-            raise ValueError(data[1:].decode())
-        if data[:1] == _FAILED:
-            raise RuntimeError(f"planning failed on rank {number % self.num_ranks}:\n{data[1:].decode()}")
-        return Plan.from_bytes(data[1:])
+        awaited = self._coming.pop(number)
+        if awaited.opened is None:
+            outcome = self._fetch(awaited.number) if awaited.outcome is None else self._own(awaited.outcome)
+            awaited.opened = opened(outcome, self._planner_of(awaited.number))
+            awaited.outcome = None
+        return awaited.opened
+
+    def forget(self, number: int) -> None:
+        """Drop what was published for a micro-batch whose step every rank has begun."""
+        if number in self._published:
+            self._published.remove(number)
+            self.store.delete_key(self._key(number))
+
+    def _planner_of(self, number: int) -> int:
+        return self._turns[number % len(self._turns)]
+
+    def _plan(self, shape: Shape, number: int) -> futures.Future[bytes]:
+        def publish(outcome: bytes) -> None:
+            if self.store is not None:
+                self.store.set(self._key(number), outcome)
+
+        if self.store is not None:
+            self._published.add(number)
+        if self.pool is not None:
+            return self.pool.submit(shape, publish)
+        done: futures.Future[bytes] = futures.Future()
+        outcome = self.setup.outcome(shape)
+        publish(outcome)
+        done.set_result(outcome)
+        return done
 
     def _key(self, number: int) -> str:
         return f"hsap/plan/{self.name}/{number}"
 
-    def _fetch(self, key: str) -> bytes:
+    def _own(self, outcome: futures.Future[bytes]) -> bytes:
+        """Wait for this rank's own plan, but no longer than somebody wants it."""
+        while not futures.wait((outcome,), _NOTICE_S).done:
+            if self.closed.is_set():
+                raise RuntimeError(_CLOSED)
+        return outcome.result()
+
+    def _fetch(self, number: int) -> bytes:
         """Wait for another rank's plan, but no longer than somebody wants it: a blocking `get` couldn't be ended."""
+        key = self._key(number)
         while not self.store.check([key]):
             if self.closed.is_set():
-                raise RuntimeError("planning ends: the run does")
+                raise RuntimeError(_CLOSED)
             time.sleep(_POLL_S)
         return self.store.get(key)
-
-    def forget(self, number: int) -> None:
-        """Drop a plan that every rank has used."""
-        if self.num_ranks > 1 and number >= 0 and number % self.num_ranks == self.rank:
-            self.store.delete_key(self._key(number))
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFigures:
-    """What a step's plans promise, summed over an SP group's micro-batches; bytes over all layers, both directions."""
-
-    max_area: float = 0.0
-    mean_area: float = 0.0
-    max_tokens: float = 0.0
-    mean_tokens: float = 0.0
-    area: float = 0.0
-    intra_node_bytes: float = 0.0
-    inter_node_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +196,7 @@ class PlannedSteps:
 
 
 def _planned(loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> Iterator[PlannedStep]:
-    """Plan steps in order; a rank compiles its own share of the next `lookahead` steps before it waits for others."""
+    """Plan steps in order; a rank sees to its own share of the next `lookahead` steps before it waits for others."""
     ahead: deque[StepBatch] = deque()
     more = True
     while more or ahead:
@@ -200,30 +212,15 @@ def _planned(loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int
             return
         batch = ahead.popleft()
         numbers = _numbers(batch)
-        plans = tuple(exchange.get(number) for number in numbers)
+        plans, figures = zip(*map(exchange.get_both, numbers))
         # All ranks finish a step together, and none is further behind than the queue is long.
         for number in numbers:
             exchange.forget(number - (lookahead + 2) * len(numbers))
-        figures = _figures(plans) if exchange.rank == 0 else PlanFigures()
-        yield PlannedStep(batch, plans, figures, got - start, time.perf_counter() - got)
+        promised = PlanFigures.total(figures) if exchange.rank == 0 else PlanFigures()
+        yield PlannedStep(batch, plans, promised, got - start, time.perf_counter() - got)
 
 
 def _numbers(batch: StepBatch) -> range:
     """Running numbers of a step's micro-batches."""
     count = len(batch.micro_batches)
     return range(batch.step * count, (batch.step + 1) * count)
-
-
-def _figures(plans: tuple[Plan, ...]) -> PlanFigures:
-    rows = []
-    for plan in plans:
-        figures = summary(plan)
-        area, tokens = np.array(figures["area_per_rank"]), plan.tokens_per_rank
-        layers = sum(count for _, count in plan.problem.masks)
-        total, between = (
-            layers * (figures["forward"][name] + figures["backward"][name])
-            for name in ("bytes_total", "bytes_internode")
-        )
-        balance = (area.max(initial=0), area.mean(), tokens.max(initial=0), tokens.mean(), area.sum())
-        rows.append((*balance, total - between, between))
-    return PlanFigures(*np.sum(rows, axis=0).tolist())

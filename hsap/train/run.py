@@ -31,8 +31,10 @@ from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, learning_rate, start, stop
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
-from hsap.train.planning import PlanExchange, PlanFigures, PlannedStep, PlannedSteps
+from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
+from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
+from hsap.train.recipe import PlanFigures
 from hsap.train.stopping import StopRequest
 
 
@@ -64,6 +66,8 @@ class Trainer:
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
         most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
         self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
+        # Before anything is trained: the processes load their code meanwhile.
+        self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
         self._eval_plans: list[Plan] | None = None
         self.stop = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
@@ -109,6 +113,8 @@ class Trainer:
         finally:
             steps.close()
             loader.close()
+            if self.pool is not None:
+                self.pool.close()
             if log is not None:
                 log.close()
         if self.stopped_by is not None and dist.get_rank() == 0:
@@ -147,7 +153,7 @@ class Trainer:
         if self.mesh.topology.num_ranks > 1:
             store = dist.distributed_c10d._get_default_store().clone()
         name = f"{use}/{self.mesh.dp_rank}"
-        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup)
+        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup, self.pool)
 
     def _step(self, step: PlannedStep, waits: tuple[float, float], profile: Profile) -> dict:
         """One step and the evaluation that is due after it; returns the step's figures."""

@@ -43,7 +43,7 @@ def run(capsys, *arguments):
 def test_flags_are_the_data_settings():
     names = {field.name for field in fields(DataConfig)}
     assert set(settings.READING) == set(READING)
-    assert names - {*settings.READING, *settings.PACKING} == {"path", "eval_path", "tokenizer", "lookahead"}
+    assert names - {*settings.READING, *settings.PACKING} == {"path", "eval_path", "tokenizer", "lookahead", "workers"}
 
 
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):

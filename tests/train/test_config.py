@@ -48,6 +48,7 @@ def test_every_key_of_the_contract_can_be_set():
             "planner.window=3",
             "data.path=a",
             "data.lookahead=5",
+            "data.workers=3",
         ),
         *("data.tokenizer=t", "data.pack_tokens=77", "data.packing=concat", "data.eval_path=null", "train.steps=9"),
         *(
@@ -64,7 +65,8 @@ def test_every_key_of_the_contract_can_be_set():
     )
     assert config.planner == PlannerConfig("zigzag", {"balance": "blocks", "window": 3})
     assert (config.data.path, config.data.tokenizer, config.data.eval_path) == ("a", "t", None)
-    assert (config.data.pack_tokens, config.data.packing, config.data.lookahead) == (77, "concat", 5)
+    assert (config.data.pack_tokens, config.data.packing) == (77, "concat")
+    assert (config.data.lookahead, config.data.workers) == (5, 3)
     assert config.packing == Packing(77, "concat", WINDOW, "keep", 999, 5, ((9, 99),))
     assert (config.train.steps, config.train.seed, config.train.save_every, config.train.keep) == (9, 7, 3, 1)
     assert (config.dp, config.train.micro_packs, config.accumulation) == (4, 2, 3)
@@ -73,6 +75,13 @@ def test_every_key_of_the_contract_can_be_set():
     assert (config.optim.lr, config.optim.clip) == (1.0, None)
     assert (tuple(config.profile.steps), tuple(config.profile.layers)) == ((10, 20), (0, 3))
     assert (config.resume, config.kernel, config.wire_dtype, config.verify) == (True, "math", "fp32", False)
+
+
+def test_workers_plan_where_ranks_don_t_compute_on_the_same_cores():
+    assert build().data.workers == 0 and build(device="cuda").data.workers == 2
+    assert build("data.workers=0", device="cuda").data.workers == 0
+    with pytest.raises(ValueError, match=r"data\.workers=-1"):
+        build("data.workers=-1")
 
 
 def test_no_topology_means_one_outer_layer_over_all_ranks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ import torch.distributed as dist
 import hsap
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
-from hsap.train.planning import PlanExchange, PlannedSteps, PlanningSetup
+from hsap.train.planning import PlanExchange, PlannedSteps, planning_turns
+from hsap.train.recipe import PlanningSetup, Shape
 
 NUM_RANKS = 3
 
@@ -88,28 +90,59 @@ def test_a_plan_that_is_refused_ends_every_rank_with_the_reason() -> None:
 
 @dataclass(frozen=True)
 class Broken(PlanningSetup):
-    failed: list = field(default_factory=list)
-
-    def plan(self, batch: MicroBatch):
+    def plan(self, batch: Shape):
         if batch.lengths == (8, 4):
             raise ZeroDivisionError("a bug in a planner")
         return super().plan(batch)
 
 
-def test_a_bug_on_one_rank_reaches_the_others_with_its_traceback() -> None:
+def test_a_bug_on_one_rank_reaches_all_with_its_traceback() -> None:
     good = setup()
 
-    def walk(rank: int, planned: PlannedSteps) -> tuple[type, str]:
-        with pytest.raises((ZeroDivisionError, RuntimeError)) as error:
+    def walk(rank: int, planned: PlannedSteps) -> str:
+        with pytest.raises(RuntimeError, match="planning failed on rank 1") as error:
             list(planned)
-        return type(error.value), str(error.value)
+        return str(error.value)
 
-    results = on_all_ranks(walk, lambda: Broken(good.problem, good.planner, good.options, True))
-    kinds = [kind for kind, _ in results]
-    assert kinds.count(ZeroDivisionError) == 1 and kinds.count(RuntimeError) == NUM_RANKS - 1
-    for kind, text in results:
-        if kind is RuntimeError:
-            assert "planning failed on rank 1" in text and "in plan" in text and "ZeroDivisionError: a bug" in text
+    texts = on_all_ranks(walk, lambda: Broken(good.problem, good.planner, good.options, True))
+    assert len(set(texts)) == 1 and "in plan" in texts[0] and "ZeroDivisionError: a bug" in texts[0]
+
+
+def test_ranks_of_different_nodes_take_turns() -> None:
+    """Whatever the nodes, every rank has its turn, and neighbours in order sit on as many nodes as there are."""
+    assert planning_turns(np.array([0, 0, 0, 0, 1, 1, 1, 1])) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert planning_turns(np.array([3, 3, 4, 4, 4, 5])) == [0, 2, 5, 1, 3, 4]
+    assert planning_turns(np.zeros(3, int)) == [0, 1, 2] and planning_turns(np.array([0])) == [0]
+
+
+@dataclass(frozen=True)
+class Counted(PlanningSetup):
+    made: list = field(default_factory=list)
+
+    def plan(self, batch: Shape):
+        self.made.append(batch)
+        return super().plan(batch)
+
+
+def test_micro_batches_of_one_shape_share_a_plan() -> None:
+    """Packs of one long document are all alike: one plan for them, on every rank, while it is remembered."""
+    good, made = setup(), []
+    alike = replace(step(1), micro_batches=step(1).micro_batches[:1] * 2)
+
+    def walk(rank: int) -> list:
+        mine = Counted(good.problem, good.planner, good.options, True, made)
+        batches = (replace(alike, step=number) for number in range(1, 6))
+        with contextlib.closing(PlannedSteps(batches, PlanExchange(store, "a", rank, NUM_RANKS, mine), 1)) as planned:
+            return [([plan.hash for plan in s.plans], s.figures.area, together.wait(timeout=600))[:2] for s in planned]
+
+    store, together = dist.HashStore(), threading.Barrier(NUM_RANKS)
+    with ThreadPoolExecutor(NUM_RANKS) as pool:
+        results = [future.result(timeout=600) for future in [pool.submit(walk, rank) for rank in range(NUM_RANKS)]]
+    shape = Shape.of(alike.micro_batches[0])
+    assert made == [shape]
+    assert all([hashes for hashes, _ in result] == [[good.plan(shape).hash] * 2] * 5 for result in results)
+    area = sum(n * (n + 1) // 2 for n in shape.lengths)
+    assert [area for _, area in results[0]] == [2 * area] * 5, "figures count a plan as often as it is used"
 
 
 def test_closing_ends_a_wait_for_a_plan_that_never_comes() -> None:
