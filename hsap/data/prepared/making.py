@@ -164,8 +164,8 @@ def _written(
     progress(documents, tokens)
     for block, counted in blocks:
         growing.add(block.store, block.read, block.chats)
-        for number, *told in block.left_out:
-            if counted[number]:
+        for which, *told in block.left_out:
+            if counted[which]:
                 growing.left_out.reject(*told)
         documents, tokens = documents + len(block.store.ids), tokens + len(block.store.tokens)
         progress(documents, tokens)
