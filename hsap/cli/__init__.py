@@ -1,4 +1,5 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `planners`, `bench`, one command a file.
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `planners`, `bench`, `prepare`,
+`data`, one command a file.
 
 It starts without torch and numba.
 """
@@ -10,11 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import bench, plan, planners, simulate, tune, verify, view
+from hsap.cli import bench, data, plan, planners, prepare, simulate, tune, verify, view
 from hsap.cli.exit import BAD_INPUT, NOT_OK
 from hsap.ir.check import one_line, printable
 
-COMMANDS = (plan, verify, simulate, view, tune, planners, bench)
+COMMANDS = (plan, verify, simulate, view, tune, planners, bench, prepare, data)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

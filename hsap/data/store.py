@@ -1,10 +1,12 @@
-"""The document store: every document's tokens in one array, made once before training."""
+"""The document store: every document's tokens in one column, in memory or (`prepared`) on the disk."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,22 +15,28 @@ from hsap.data.document import Document, Rejected, Sample
 from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
 from hsap.ir.check import shown
 
+if TYPE_CHECKING:
+    from hsap.data.prepared.reader import Column
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentStore:
-    """Tokenised documents, in memory.
+    """Tokenised documents.
 
-    tokens: int32 [num_tokens], the documents one after the other. starts: int64 [num_documents + 1]; document i is
+    tokens: int32 [num_tokens], the documents one after the other; read by slices, as trained is, because both may be
+    on the disk. starts: int64 [num_documents + 1]; document i is
     tokens[starts[i]:starts[i + 1]]. ids: one a document, as its source names it. trained: bool [num_tokens], as in
     `Sample`; None: every token is. answers: `Sample.answers` of all documents, None where no document has any:
     (first int64 [num_documents + 1], rows int64 [num_answers]), document i's are rows[first[i]:first[i + 1]].
+    content: in words, a checksum of it all, where somebody has it already.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | Column
     starts: np.ndarray
-    ids: tuple[str, ...]
-    trained: np.ndarray | None = None
+    ids: Sequence[str]
+    trained: np.ndarray | Column | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
+    content: str | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -39,6 +47,16 @@ class DocumentStore:
     def uncut(self) -> np.ndarray | None:
         """Which documents a pack may hold whole only, those with answers: bool [num_documents]; None: no document."""
         return None if self.answers is None else np.diff(self.answers[0]) > 0
+
+    def described(self) -> str:
+        """Describe the data by what it holds, not by its path: it may move as long as it stays what it was."""
+        if self.content is not None:
+            return self.content
+        digest = hashlib.sha256(self.tokens.tobytes())
+        digest.update(self.starts.tobytes())
+        for column in (self.trained, *(self.answers or ())):
+            digest.update(b"" if column is None else column.tobytes())
+        return f"{len(self.ids)} documents, {len(self.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"
 
     def answers_of(self, document: int) -> tuple[int, ...]:
         """Give the rows at which the answers of a document begin; empty for one that is no shared question."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import hashlib
 import json
@@ -11,14 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hsap.data import sources
-from hsap.data.chat import rows
-from hsap.data.chat.template import Template, load_template
-from hsap.data.fields import Fields
+from hsap.data import prepared
+from hsap.data.chat.template import Template
+from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
-from hsap.data.sources.mixture import Mixture
-from hsap.data.store import DocumentStore, tokenise_documents
-from hsap.data.tokenise import Tokenizer, load_tokenizer
+from hsap.data.read import read_store
+from hsap.data.store import DocumentStore
+from hsap.data.tokenise import Tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
@@ -69,14 +67,17 @@ class Inputs:
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
-    open_data(config, config.data.path)
-    if config.data.eval_path is not None and config.train.eval_every:
-        open_data(config, config.data.eval_path)
     data = config.data
-    tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
+    paths = [data.path, data.eval_path] if data.eval_path is not None and config.train.eval_every else [data.path]
+    for path in paths:
+        if not prepared.is_prepared(path):
+            open_data(data, path, config.train.seed)
+    tokenizer = open_tokenizer(data)
     if data.chat_template is not None:
         # One that merely lies beside the tokenizer is no fault of a run on plain text, whatever is wrong with it.
-        chat_template(config, tokenizer)
+        open_template(data, tokenizer)
+    for path in filter(prepared.is_prepared, paths):
+        prepared.check_agreement(path, data, tokenizer)
     model = ModelConfig.from_mapping(config.model, tokenizer.vocab_size)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
@@ -98,7 +99,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    templates = functools.cache(functools.partial(chat_template, config, tokenizer))
+    templates = functools.cache(functools.partial(open_template, config.data, tokenizer))
     train_data, left_out = _documents(config, "data.path", tokenizer, model, templates)
     # One that no document has asked for may be another, or unsound.
     used = templates() if templates.cache_info().currsize else None
@@ -109,7 +110,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     identity = {
         **_settings(config, model, tokenizer),
         "data.chat_template": None if used is None else _sha256(used.renderer.source, used.renderer.special),
-        "data.path": _content(train_data),
+        "data.path": train_data.described(),
     }
     state = None
     if config.resume:
@@ -141,33 +142,6 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def open_data(config: TrainConfig, path: str | Mapping[str, float]) -> sources.Source | Mixture:
-    """Open a data set, or several with weights, as the configuration says; no row is read."""
-    data = config.data
-    if isinstance(path, Mapping):
-        opened = {name: open_data(config, name) for name in path}
-        return Mixture(opened, path, config.train.seed, data.exhausted)
-    chats = rows.ChatFields.named(data.chat_fields, data.trees, data.answers)
-    fields = Fields(
-        text=data.text_field,
-        tokens=Fields().tokens if data.tokens_field is None else (data.tokens_field,),
-        labels=data.labels_field,
-        id=data.id_field,
-        chat_of=functools.partial(rows.chat_of, fields=chats),
-        chat_names=chats.names,
-        # A template that somebody names says that the chats are meant; one beside the tokenizer says nothing of data.
-        chats_first=data.chat_template is not None,
-    )
-    borders = {"end_id": data.end_id, "begin_id": data.begin_id}
-    return sources.open(path, fields, format=data.format, token_dtype=data.token_dtype, **borders)
-
-
-def chat_template(config: TrainConfig, tokenizer: Tokenizer) -> Template | None:
-    """Load the template that chats become text by, None where there is none; ValueError for one that is none."""
-    data = config.data
-    return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
-
-
 def _documents(
     config: TrainConfig,
     setting: str,
@@ -176,17 +150,10 @@ def _documents(
     template: Callable[[], Template | None],
 ) -> tuple[DocumentStore, tuple[str, ...]]:
     """Read the data set that a setting names; also says what of it was left out, if anything was."""
-    source = open_data(config, getattr(config.data, setting.removeprefix("data.")))
-    store = tokenise_documents(
-        source,
-        tokenizer,
-        model.vocab_size,
-        template,
-        config.packing.max_pack_tokens,
-        source.reject,
-    )
-    told = source.tally.told()
-    if not store.ids:
+    path = getattr(config.data, setting.removeprefix("data."))
+    store, left_out = read_store(config.data, path, tokenizer, template, config.train.seed, model.vocab_size)
+    told = left_out.told()
+    if not len(store.ids):
         raise ValueError(f"{setting} gives no document: {told}; check the data")
     if store.answers is not None:
         for mask in set(model.layer_masks):
@@ -226,12 +193,3 @@ def _weights(path: str | Mapping[str, float]) -> list[float] | None:
     if not isinstance(path, Mapping):
         return None
     return [round(weight / sum(path.values()), 9) for weight in path.values()]
-
-
-def _content(data: DocumentStore) -> str:
-    """Describe data by what it holds, not by its path: it may move as long as it stays what it was."""
-    digest = hashlib.sha256(data.tokens.tobytes())
-    digest.update(data.starts.tobytes())
-    for column in (data.trained, *(data.answers or ())):
-        digest.update(b"" if column is None else column.tobytes())
-    return f"{len(data.ids)} documents, {len(data.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"

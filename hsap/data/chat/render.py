@@ -37,7 +37,7 @@ class Renderer:
 
     def __init__(self, source: str, name: str, special: Mapping[str, str], day: datetime.date) -> None:
         self.source, self.name, self.special = source, name, dict(special)
-        self._day = datetime.datetime(day.year, day.month, day.day)
+        self.day = datetime.datetime(day.year, day.month, day.day)
         try:
             self._open, self._marked = (self._environment(marked).from_string(source) for marked in (False, True))
             tree = self._environment(False).parse(source)
@@ -67,7 +67,7 @@ class Renderer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = self._day.strftime
+        environment.globals["strftime_now"] = self.day.strftime
         return environment
 
 

@@ -27,6 +27,8 @@ READERS: dict[str, Reader] = {
 }
 """The formats by the names that data.format takes."""
 FORMATS = tuple(READERS)
+PREPARED = "prepared.json"
+"""The index of data that is tokenised already, which isn't read as a source (`hsap.data.prepared`)."""
 SUFFIXES = {
     "json": (
         ".jsonl",
@@ -128,6 +130,11 @@ def _is_mds(index: Path) -> bool:
 
 def _folder(folder: Path) -> tuple[str, list[Path]]:
     """Tell a folder's format."""
+    if (folder / PREPARED).is_file():
+        raise ValueError(
+            f"{folder} is a folder that `hsap prepare` made; it can be data.path alone, but not mixed with others "
+            f"nor prepared again: prepare the mixture itself"
+        )
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return "arrow", columns.saved_files(folder)
     if (folder / "index.json").is_file() and _is_mds(folder / "index.json"):

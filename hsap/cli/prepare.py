@@ -1,0 +1,144 @@
+"""`hsap prepare`: tokenise a data set once, in parallel, into a folder that training maps into memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from hsap.children import ended_on_sigterm
+from hsap.cli import settings
+from hsap.cli.exit import OK
+from hsap.cli.lengths import histogram, percentiles
+from hsap.ir.check import printable
+
+_WIDTH = 80
+_EVERY_S = 5.0
+
+
+def add_to(commands) -> None:
+    """Add the command to the parser's."""
+    command = commands.add_parser(
+        "prepare",
+        help="tokenise data once, in parallel, into a folder for data.path",
+        description="Tokenise data once. Ended at any moment, the same command goes on where it was. Flags are "
+        "settings of train.py: --text-field is data.text_field, with the same default.",
+    )
+    settings.add_source(command)
+    command.add_argument("-o", "--out", required=True, metavar="DIR", help="the folder: new, or begun by this command")
+    command.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json or a SentencePiece .model")
+    command.add_argument("--workers", type=int, metavar="N", help="processes that tokenise (default: one a core)")
+    command.add_argument("--seed", type=int, default=settings.SEED, metavar="S", help="train.seed, of mixtures")
+    command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
+    settings.add_flags(command, "how rows become tokens", settings.READING)
+    command.set_defaults(run=_prepare)
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from hsap.data import prepared
+
+    data = settings.read(arguments, settings.path_of(arguments.source), arguments.tokenizer)
+    workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
+    with ended_on_sigterm(), _Progress() as progress:
+        index = prepared.prepare(data, arguments.out, workers, arguments.seed, progress)
+    figures = _figures(index, prepared.open_store(arguments.out).lengths)
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        print(_report(arguments, index, figures, histogram(prepared.open_store(arguments.out).lengths)))
+    return OK
+
+
+class _Progress:
+    """A bar on a terminal, a line every few seconds elsewhere; on stderr, gone when it is done."""
+
+    def __init__(self) -> None:
+        self._bar = None
+        self._begin = self._told = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, documents: int, tokens: int) -> None:
+        if sys.stderr.isatty():
+            if self._bar is None:
+                from tqdm import tqdm
+
+                self._bar = tqdm(unit=" tokens", unit_scale=True, initial=tokens, desc="prepare", leave=False)
+            self._bar.set_postfix_str(f"{documents:,} documents", refresh=False)
+            self._bar.update(tokens - self._bar.n)
+            return
+        now = time.monotonic()
+        if self._first is None:
+            self._first = tokens
+            if documents:
+                print(f"hsap prepare: goes on behind {documents:,} documents, {tokens:,} tokens", file=sys.stderr)
+        elif now - self._told >= _EVERY_S:
+            self._told = now
+            rate = (tokens - self._first) / (now - self._begin)
+            print(f"hsap prepare: {documents:,} documents, {tokens:,} tokens, {rate:,.0f} tokens/s", file=sys.stderr)
+
+
+def _figures(index, lengths) -> dict:
+    places: dict[str, list[str]] = {reason: [] for reason in index.left_out.counts}
+    for example in index.left_out.examples:
+        places[example.reason].append(example.where)
+    counts = index.left_out.counts.items()
+    left_out = [{"reason": name, "documents": count, "examples": places[name]} for name, count in counts]
+    return {
+        "documents": index.documents,
+        "tokens": index.tokens,
+        "trained_tokens": sum(shard.trained for shard in index.shards),
+        "token_dtype": index.token_dtype,
+        "bytes": sum(file.bytes for shard in index.shards for file in shard.columns.values()),
+        "shards": len(index.shards),
+        "percentiles": percentiles(lengths),
+        "longest": int(lengths.max(initial=0)),
+        "left_out": left_out,
+        "content": index.content,
+    }
+
+
+def _report(arguments: argparse.Namespace, index, figures: dict, chart: list[str]) -> str:
+    f = figures
+    share, mean = f["trained_tokens"] / max(f["tokens"], 1), f["tokens"] / max(f["documents"], 1)
+    trained = "" if f["trained_tokens"] == f["tokens"] else f" ({share:.1%} trained)"
+    ranks = ", ".join(f"{name} {value:,}" for name, value in f["percentiles"].items())
+    lines = [
+        *_wrapped(
+            f"{arguments.out}: {f['documents']:,} documents, {f['tokens']:,} tokens{trained}, {f['bytes']:,} bytes "
+            f"({f['token_dtype']}, shards: {f['shards']})"
+        ),
+        *_wrapped(f"tokens of a document: {ranks}, longest {f['longest']:,}, mean {mean:,.1f}"),
+        "",
+        *chart,
+    ]
+    if f["left_out"]:
+        lines += ["", f"left out: {sum(one['documents'] for one in f['left_out']):,}"]
+    for one in f["left_out"]:
+        more = ", …" if one["documents"] > len(one["examples"]) else ""
+        lines += _wrapped(f"{one['documents']:>9,}  {one['reason']} ({', '.join(one['examples'])}{more})", 11)
+    return "\n".join([*lines, "", f"train.py {' '.join(_settings(arguments, index))}"])
+
+
+def _settings(arguments: argparse.Namespace, index) -> list[str]:
+    """Give what training has to be told: a run that reads these data otherwise is refused."""
+    names = ["add_bos", "add_eos", "bos", "eos"] + (["chat_template", "loss"] if index.recipe["chat_template"] else [])
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    words = {"path": Path(arguments.out), "tokenizer": arguments.tokenizer, **given}
+    return [f"data.{name}={value}" for name, value in words.items()]
+
+
+def _wrapped(text: str, indent: int = 2) -> list[str]:
+    # Places and reasons hold names that others gave.
+    line = text[: len(text) - len(text.lstrip())] + printable(text)
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
