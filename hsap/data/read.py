@@ -30,7 +30,6 @@ def read_store(
         store, tally = prepared.open_store(path), prepared.read_index(path).left_out
     else:
         source = open_data(data, path, seed)
-        most_tokens = data.as_packing().max_pack_tokens
-        store = tokenise_documents(source, tokenizer, vocab_size, template, most_tokens, source.reject)
+        store = tokenise_documents(source, tokenizer, vocab_size, template, source.reject)
         tally = source.tally
     return store, tally

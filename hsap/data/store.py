@@ -111,16 +111,14 @@ def tokenise_documents(
     tokenizer: Tokenizer,
     vocab_size: int | None = None,
     template: Callable[[], Template | None] | None = None,
-    most_tokens: int | None = None,
     reject: Callable[[str, str], None] | None = None,
 ) -> DocumentStore:
     """Tokenise every document of a source.
 
     vocab_size: the model's, which may differ from the tokenizer's. template: gives what turns chats into text; called
-    for the first chat, so that data without any needs none that is sound. most_tokens: of a shared question, which no
-    pack may cut. reject: told the place and the reason of every document that `Rejected` is raised for, which is left
-    out; without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside either
-    vocabulary, with the document's file:line.
+    for the first chat, so that data without any needs none that is sound. reject: told the place and the reason of
+    every document that `Rejected` is raised for, which is left out; without it the first one ends the walk. Errors
+    (ValueError): what the source refuses; a token id outside either vocabulary, with the document's file:line.
     """
     chat_template = functools.cache(template or (lambda: None))
 
@@ -128,9 +126,6 @@ def tokenise_documents(
         for document in source:
             try:
                 sample = tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
-                if sample.answers and most_tokens is not None and len(sample.tokens) > most_tokens:
-                    detail = f"{len(sample.tokens)} tokens, of {most_tokens} at most"
-                    raise Rejected(document.where, "a question with its answers is longer than a pack", detail)
             except Rejected as error:
                 if reject is None:
                     raise

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hsap.data.loader import StepLoader
+from hsap.data.packing import count_long
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.train.checkpoints.folder import STATE, folder, publish, unfinished
@@ -123,7 +124,8 @@ def save_state(config, step=10):
     """Leave what a checkpoint of this configuration would, without weights."""
     fresh = unfinished(folder(config), step)
     fresh.mkdir(parents=True)
-    state = {"step": step, "cursor": None, "topology": config.topology, "identity": read_inputs(config).identity}
+    state = {"step": step, "cursor": {"step": step}, "topology": config.topology}
+    state["identity"] = read_inputs(config).identity
     files = {"rank0.safetensors": write_tensors(fresh / "rank0.safetensors", {})}
     publish(folder(config), step, {**state, "adam_steps": step}, files, keep=2)
 
@@ -269,14 +271,17 @@ def test_chats_are_read_and_what_is_left_out_is_told(tmp_path):
     rows = [SAID, {**ANSWERED, "chosen": "hello " * 99}, ANSWERED, weighed]
     config = configuration(tmp_path, *CHAT, rows=rows)
     read = read_inputs(config)
-    assert read.train_data.ids == ("data.jsonl:1", "data.jsonl:3") and read.train_data.uncut.tolist() == [False, True]
+    assert read.train_data.ids == ("data.jsonl:1", "data.jsonl:2", "data.jsonl:3")
+    # Which is longer than every pack, and so left out by all of them, depends on settings that data don't.
+    assert read.train_data.uncut.tolist() == [False, True, True]
+    (long,) = count_long(read.train_data.lengths, read.train_data.uncut, config.packing)
+    assert (long.dropped, long.cut) == (1, 0)
     assert 0 < read.train_data.trained.sum() < len(read.train_data.tokens)
     (told,) = read.left_out
-    assert told.startswith("of the documents of data.path 2 left out: ")
-    assert f"1 for a question with its answers is longer than a pack ({tmp_path}/data.jsonl:2)" in told
+    assert told.startswith("of the documents of data.path 1 left out: ")
     assert f"1 for a loss weight other than 0 and 1 ({tmp_path}/data.jsonl:4)" in told
-    kept = ("data.long_documents=keep", "data.max_document_tokens=9999")
-    assert len(read_inputs(configuration(tmp_path, *CHAT, *kept, rows=rows)).train_data.ids) == 3
+    kept = configuration(tmp_path, *CHAT, "data.long_documents=keep", "data.max_document_tokens=9999", rows=rows)
+    assert read_inputs(kept).identity["data.path"] == read.identity["data.path"]
     best = read_inputs(configuration(tmp_path, *CHAT, "data.answers=best", rows=[ANSWERED]))
     assert best.train_data.answers is None
     everything = read_inputs(configuration(tmp_path, *CHAT, "data.loss=all", rows=[SAID]))
@@ -287,11 +292,11 @@ def test_chats_are_read_and_what_is_left_out_is_told(tmp_path):
 
 def test_a_run_of_rejected_chats_or_of_answers_under_a_mask_without_meaning_is_refused(tmp_path):
     long = {**ANSWERED, "chosen": "hello " * 99}
-    with pytest.raises(ValueError, match=r"holds no document: .* 2 left out: 2 for a question .*data.jsonl:1, "):
+    with pytest.raises(ValueError, match=r"every document is longer than data.pack_tokens=100 and dropped"):
         read_inputs(configuration(tmp_path, *CHAT, rows=[long, long]))
     mixed = f"data.path={{{tmp_path / 'data.jsonl'}:2,{tmp_path / 'other.jsonl'}:1}}"
     (tmp_path / "other.jsonl").write_text(json.dumps(long))
-    with pytest.raises(ValueError, match=r"data.path gives no document: \d left out: \d for a question .*jsonl:1"):
+    with pytest.raises(ValueError, match=r"every document is longer than data.pack_tokens=100 and dropped"):
         read_inputs(configuration(tmp_path, *CHAT, mixed, rows=[long, long]))
     with pytest.raises(ValueError, match="mask full: what the answers to a shared question see"):
         read_inputs(configuration(tmp_path, *CHAT, "model.masks=full", rows=[ANSWERED]))
