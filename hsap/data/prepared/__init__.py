@@ -28,7 +28,8 @@ The index is one JSON object:
                          chat, chat_template (name, sha256) and loss, which are null otherwise
     settings, source     what `prepare` was told, and the size, the times and the number of the files that it read: the
                          same command goes on with what is there, another one is refused
-    left_out             counts of documents left out by reason, and examples: [place, reason], ...
+    left_out             counts of documents left out by reason; notes, the same of those trained only in part; and
+                         examples of both: [place, reason], ...
     shards               one object each: documents, tokens, trained (how many tokens are), read (documents that the
                          source gave for it, with those left out), chats, and columns: bytes and sha256 of each file
     sha256               of all of the above as JSON, keys sorted, no spaces, only ASCII

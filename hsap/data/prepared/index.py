@@ -185,19 +185,21 @@ def column_file(folder: Path, shard: int, column: str) -> Path:
 
 
 def tally_json(tally: Tally) -> dict:
-    """Give what was left out as JSON values."""
-    return {"counts": dict(tally.counts), "examples": [[one.where, one.reason] for one in tally.examples]}
+    """Give what was left out, and what of rows was, as JSON values."""
+    examples = [[one.where, one.reason] for one in tally.examples]
+    return {"counts": dict(tally.counts), "notes": dict(tally.notes), "examples": examples}
 
 
 def tally_of_json(value: object, where: str) -> Tally:
     """Read what was left out; ValueError for what isn't so."""
-    _keys(where, value, ("counts", "examples"))
+    _keys(where, value, ("counts", "notes", "examples"))
     tally = Tally()
-    for reason, count in _mapping(f"{where}.counts", value["counts"]).items():
-        tally.counts[reason] = whole(f"{where}.counts", count, 1, MAX_COUNT)
+    for name, counts in (("counts", tally.counts), ("notes", tally.notes)):
+        for reason, count in _mapping(f"{where}.{name}", value[name]).items():
+            counts[reason] = whole(f"{where}.{name}", count, 1, MAX_COUNT)
     for example in instance(f"{where}.examples", value["examples"], list, "a list"):
         sound = isinstance(example, list) and len(example) == 2 and all(isinstance(text, str) for text in example)
-        if not sound or example[1] not in tally.counts:
+        if not sound or example[1] not in (*tally.counts, *tally.notes):
             raise Refused(f"{where}.examples has {shown(example)}; an example is a place and a reason that is counted")
         tally.examples.append(Rejection(*example))
     return tally

@@ -80,6 +80,11 @@ def prepare(
         tally = _all_left_out(source, left_out)
         if not any(shard.documents for shard in shards):
             raise Refused(f"{data.path} gives no document: {tally.told()}; check the data")
+        if fingerprint(source) != work["source"]:
+            raise Refused(
+                f"{data.path} has changed while it was read, so that {out} holds parts of what it was and of what it "
+                f"is; remove {out}, and run the same command again"
+            )
         publish(out, _index(data, work, tokenizer, shards, tally))
     return check(out)
 
