@@ -119,6 +119,15 @@ def test_a_source_that_changes_while_it_is_read_is_refused(data, tmp_path):
         prepared.open_store(tmp_path / "out")
 
 
+def test_data_that_are_moved_while_they_are_read_are_told(data, tmp_path):
+    prepared.prepare(data, tmp_path / "out")
+    store = prepared.open_store(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    for read in (lambda: store.tokens[:3], lambda: store.ids[0]):
+        with pytest.raises(ValueError, match=r"out/00000\..* was there when the data were opened, and can't be read"):
+            read()
+
+
 def test_a_terminal_without_these_characters_is_no_fault(data, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
