@@ -23,9 +23,10 @@ MAY_IMPORT = {
     "models": {"ir", "keys"},
     "data": {"ir", "loops"},
     "view": {"ir", "sim", "verify"},
-    "bench": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "runtime", "models", "tune"},
+    "calibrate": {"children", "ir", "clusters", "sim", "runtime"},
+    "papers": {"ir", "api", "compiler", "planners", "sim", "models", "tune"},
     "tune": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
-    "cli": {"bench", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},
+    "cli": {"calibrate", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models", "data"},
     "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""

@@ -17,10 +17,10 @@ from hsap.ir.check import one_of, whole
 from hsap.ir.heads import HeadShape
 
 if TYPE_CHECKING:
-    from hsap.bench.calibrate import Calibration
+    from hsap.calibrate.machine import Calibration
 
 PAPER_TABLES = ("2", "3", "4", "5", "dcp13", "dcp14")
-"""Those of `hsap.bench.paper.TABLES`, which isn't loaded to print help."""
+"""Those of `hsap.papers.TABLES`, which isn't loaded to print help."""
 MAX_SEEDS = 1000
 
 
@@ -71,7 +71,7 @@ def _paper(arguments: argparse.Namespace) -> int:
     wanted = [one_of("--table: unknown name", name, PAPER_TABLES, "tables") for name in arguments.table or PAPER_TABLES]
     seeds = whole("--seeds", arguments.seeds, 1, MAX_SEEDS)
     # Planners and the clock, which bring numba: only here.
-    from hsap.bench.paper import TABLES
+    from hsap.papers import TABLES
 
     tables = []
     for name in dict.fromkeys(wanted):
@@ -91,8 +91,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     # torch, and processes: only here.
     from torch.cuda import is_available
 
-    from hsap.bench.calibrate import HEADS, calibrate, calibrate_launched
-    from hsap.bench.processes import Launched
+    from hsap.calibrate.machine import HEADS, calibrate, calibrate_launched
+    from hsap.calibrate.processes import Launched
 
     launched = Launched.of(os.environ)
     if arguments.out is not None and (launched is None or launched.rank == 0):

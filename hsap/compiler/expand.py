@@ -24,9 +24,9 @@ from hsap.ir.span import row_starts
 from hsap.loops import loop
 
 _OP, _RANK, _STAGE, _ROLE = (CODE.index(name) for name in ("op", "rank", "stage", "role"))
-_PEER, _ROUND, _FIRST, _SLICE, _GROUP = (CODE.index(name) for name in ("peer", "round", "first", "slice", "group"))
+_PEER, _ROUND, _FIRST, _SLICE, _RUN = (CODE.index(name) for name in ("peer", "round", "first", "slice", "run"))
 _BUF = len(CODE)
-_HELD_ROLE, _HELD_SPACE, _HELD_ACC, _HELD_RANK, _HELD_FIRST, _HELD_STOP, _HELD_GROUP = range(len(HELD))
+_HELD_ROLE, _HELD_SPACE, _HELD_ACC, _HELD_RANK, _HELD_FIRST, _HELD_STOP, _HELD_RUN = range(len(HELD))
 _IS_KV = np.isin(np.arange(-1, len(Role) - 1), KV_ROLES)
 
 
@@ -128,7 +128,7 @@ def _instructions(code, of_column, total, new_index, held_of_column, offsets, co
                 rows[i, 0], rows[i, 1] = column_rows[column, 0], column_rows[column, 1]
             slices[i, 0], slices[i, 1] = code[_SLICE, c], code[_SLICE + 1, c]
             for k in range(4):
-                run[i, k] = heads[index, code[_GROUP, c] % num_runs, k]
+                run[i, k] = heads[index, code[_RUN, c] % num_runs, k]
             i += 1
     return op, role, peer, round_, buf, rows, slices, run, stage
 
@@ -171,7 +171,7 @@ def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_h
             roles[i], spaces[i], accs[i] = role, space, acc == 1
             outer = space == Space.INPUT or space == Space.OUTPUT
             own = intra > 1 and outer and not (backward and (role == Role.Q or role == Role.KV))
-            h = all_heads if own else heads[index, held[_HELD_GROUP, b] % num_runs]
+            h = all_heads if own else heads[index, held[_HELD_RUN, b] % num_runs]
             first, stop = held[_HELD_FIRST, b], held[_HELD_STOP, b]
             if first < 0:
                 first = rank_rows[rank, 0] if own else column_rows[column, 0]

@@ -6,9 +6,8 @@ sends, starts the rounds that leave in it, computes, waits for the rounds that e
 
     copy … | send recv launch … | attend … | wait … | merge, sum …
 
-so that transfers run under the blocks of the stages that they last (`Transfers.stage` … `until`). Blocks are fused: all
-those of a rank, stage and run of head groups that read the same buffers are one kernel, be they home buffers or trays
-(`hsap.compiler.trays`).
+so that transfers run under the blocks of the stages that they last (`Transfers.stage` … `until`). What travels together
+and what is one kernel has been said before (`hsap.compiler.lay`); here it gets buffers, in home and on trays.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.compiler.messages import messages, packed
+from hsap.compiler.lay import Laid
+from hsap.compiler.messages import Messages
 from hsap.compiler.order import IS_OF_QUERIES, IS_RESULT
-from hsap.compiler.travel import Travel
 from hsap.compiler.trays import NEVER, SIDES, SpanTable, Trays
-from hsap.compiler.widen import Runs, Wide
-from hsap.ir.block import Shards
+from hsap.compiler.widen import Runs
 from hsap.ir.program import NONE, OPERANDS, Op, Role, Space
-from hsap.ir.schedule import INPUTS, OUTPUTS, Schedule, Transfers
-from hsap.ir.slice import K0, Q0
-from hsap.ir.sort import distinct, order_of
+from hsap.ir.schedule import INPUTS, OUTPUTS
+from hsap.ir.sort import order_of
 from hsap.loops import loop
 
 PACK, COMMUNICATE, COMPUTE, WAIT, FOLD = range(5)
@@ -36,8 +33,8 @@ ALL = -1
 """Run of head groups of a buffer or an instruction that covers the column's whole share."""
 
 MAX_OPERANDS = max(len(operands) for operands in OPERANDS.values())
-HELD = ("role", "space", "acc", "rank", "first", "stop", "group")
-CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "first", "stop", "slice", "last", "group")
+HELD = ("role", "space", "acc", "rank", "first", "stop", "run")
+CODE = ("op", "rank", "stage", "phase", "place", "role", "peer", "round", "first", "stop", "slice", "last", "run")
 _ROW = {name: row for row, name in enumerate(CODE)}
 _RANK, _STAGE, _PHASE, _PLACE = (_ROW[name] for name in ("rank", "stage", "phase", "place"))
 assert ALL == NONE, "columns that aren't given are filled with one number"
@@ -48,7 +45,7 @@ class Draft:
     """A column's buffers and instructions before they are given to ranks and memory.
 
     buffers: int64 [len(HELD), n], rows as in `HELD`; first and stop are a range of the span table, NONE for all rows of
-    the rank; group: ALL or one of `runs`. code: int32 [len(CODE) + 5, n], rows as in `CODE` and then those of the
+    the rank; run: ALL or an index of `runs`. code: int32 [len(CODE) + 5, n], rows as in `CODE` and then those of the
     operands, sorted by rank and then in order; slice and last: range of `index` that is attended. index: int32 [n] of
     slice indices, as in `Programs`. table: the span table with the rows of this draft's trays. runs: of head groups.
     """
@@ -67,10 +64,10 @@ class _Buffers:
         self.columns: list[np.ndarray] = []
         self.count = 0
 
-    def add(self, role, space, acc, rank, rows, group) -> np.ndarray:
+    def add(self, role, space, acc, rank, rows, run) -> np.ndarray:
         """Append buffers (arguments broadcast against `rank`); rows: first and stop. Returns their indices."""
         columns = np.empty((len(HELD), len(rank)), np.int64)
-        for row, value in zip(columns, (role, space, acc, rank, *rows, group)):
+        for row, value in zip(columns, (role, space, acc, rank, *rows, run)):
             row[:] = value
         self.columns.append(columns)
         first, self.count = self.count, self.count + len(rank)
@@ -89,7 +86,7 @@ class _Code:
     def emit(self, op: Op, rank, stage, phase, *, place=0, buf=(), rows=(), slices=(), **more) -> None:
         """Append instructions (arguments broadcast against `rank`); `place` orders them within a phase.
 
-        rows, slices: first and stop. more: other columns of `CODE`, NONE (ALL for the group) where they aren't given.
+        rows, slices: first and stop. more: other columns of `CODE`, NONE (ALL for the run) where they aren't given.
         """
         given = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
         given |= dict(zip(("first", "stop"), rows)) | dict(zip(("slice", "last"), slices))
@@ -121,28 +118,25 @@ def _times(code):
 NO_ROWS = (NONE, NONE)
 
 
-def lower(table: SpanTable, wide: Wide, direction: str, num_ranks: int, resharded: bool) -> Draft:
+def lower(laid: Laid, resharded: bool) -> Draft:
     """Lower one mask and direction of a strategy.
 
-    table: the span table, to which trays add their rows. resharded: whether AllToAll stands between the ranks' tensors
-    and the column's (intra_sp > 1).
+    resharded: whether AllToAll stands between the ranks' tensors and the column's (intra_sp > 1).
     """
-    first_round, schedule = len(INPUTS[direction]), wide.schedule
-    travel = Travel.of(table, wide, direction, num_ranks, first_round)
-    moved, rounds = travel.moved, travel.rounds
-    first_stage = int(moved.stage.min(initial=0)) - 1
-    last_stage = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0))) + 1
+    direction, trays = laid.direction, laid.trays
     buffers, code = _Buffers(), _Code()
-    ends = _Ends(buffers, code, np.arange(num_ranks), resharded)
-    homes = {role: ends.enter(role, direction, first_stage) for role in INPUTS[direction]}
+    ends = _Ends(buffers, code, np.arange(trays.num_ranks), resharded)
+    homes = {role: ends.enter(role, direction, laid.first_stage - 1) for role in INPUTS[direction]}
     homes |= {role: buffers.add(role, Space.ARENA, 1, ends.ranks, NO_ROWS, ALL) for role in OUTPUTS[direction]}
-    places = _Places(buffers, travel.table.shards, travel.trays, homes, direction)
-    _exchange(buffers, code, places, travel, direction)
-    index = _compute(code, places, schedule, direction)
-    _launch(code, moved, rounds, num_ranks)
+    places = _Places(buffers, trays, homes, direction)
+    first_round = len(INPUTS[direction])  # before these come the rounds of AllToAll
+    _exchange(buffers, code, places, laid, first_round)
+    _compute(code, places, laid)
+    _launch(code, laid, first_round)
+    next_round = first_round + int(laid.rounds.max(initial=-1)) + 1
     for i, role in enumerate(OUTPUTS[direction]):
-        ends.leave(role, homes[role], last_stage, int(rounds.max(initial=first_round - 1)) + 1 + i)
-    return Draft(buffers.table(), code.streams(), index, travel.table, wide.runs)
+        ends.leave(role, homes[role], laid.last_stage + 1, next_round + i)
+    return Draft(buffers.table(), code.streams(), laid.kernels.index.astype(np.int32), laid.table, trays.runs)
 
 
 class _Ends:
@@ -179,8 +173,8 @@ class _Ends:
 class _Places:
     """Buffers of each role in every place (see `Trays.find`): the ranks' homes and the trays that have the role."""
 
-    def __init__(self, buffers: _Buffers, shards: Shards, trays: Trays, homes: dict, direction: str) -> None:
-        self.shards, self.trays, self.num_ranks = shards, trays, trays.num_ranks
+    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict, direction: str) -> None:
+        self.trays, self.num_ranks = trays, trays.num_ranks
         self.buffers = np.full((len(trays.stage), trays.num_ranks + len(trays.rank)), NONE)
         for role, home in homes.items():
             self.buffers[role, : self.num_ranks] = home
@@ -192,7 +186,7 @@ class _Places:
     def add(self, buffers: _Buffers, role, acc, tray: np.ndarray) -> np.ndarray:
         """Append a buffer for each of these trays."""
         rows = self.trays.rows[tray].T
-        return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.trays.group[tray])
+        return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.trays.run[tray])
 
     def buffer(self, role, place: np.ndarray) -> np.ndarray:
         """Buffer of a role in each place."""
@@ -201,167 +195,75 @@ class _Places:
         return found
 
 
-def _exchange(buffers, code, places: _Places, travel: Travel, direction: str) -> None:
+def _exchange(buffers, code, places: _Places, laid: Laid, first_round: int) -> None:
     """Send rows from where they are (home, or a tray of a rank that got them before) to where they are needed.
 
-    Messages are joined to their rounds at both ends; equal pairs keep one order at both.
+    What leaves home without all of its heads is copied, and sent from there. Messages are joined to their rounds at
+    both ends; equal pairs keep one order at both.
     """
-    moved = travel.moved
-    source, target = places.buffer(moved.role, travel.here), places.buffer(moved.role, travel.there)
-    _pack(buffers, code, places.shards, moved, source, travel.parted)
-    m = messages(moved, travel.rounds, source, target, travel.rows, travel.to_rows)
-    for role in OUTPUTS[direction]:
-        _return(buffers, code, places, role, m)
-    for op, place, (at, rank, peer, first, stop) in (
-        (Op.SEND, 0, ("source", "src", "dst", "first", "stop")),
-        (Op.RECV, 1, ("target", "dst", "src", "to_first", "to_stop")),
+    m, c = laid.messages, laid.copies
+    packed = buffers.add(c.role, Space.ARENA, 0, c.rank, (c.first, c.stop), c.run)
+    code.emit(Op.COPY, c.rank, c.stage, PACK, role=c.role, buf=(places.buffer(c.role, c.rank), packed),
+              rows=(c.first, c.stop), run=c.run)  # fmt: skip
+    source, target = places.buffer(m.role, m.source), places.buffer(m.role, m.target)
+    copied = m.copy != NONE
+    source[copied] = packed[m.copy[copied]]
+    for role in OUTPUTS[laid.direction]:
+        _return(buffers, code, places, role, m, source, target)
+    round_ = first_round + m.round
+    for op, place, buffer, rank, peer, rows in (
+        (Op.SEND, 0, source, m.src, m.dst, (m.first, m.stop)),
+        (Op.RECV, 1, target, m.dst, m.src, (m.to_first, m.to_stop)),
     ):
-        code.emit(op, m[rank], m["stage"], COMMUNICATE, place=m["round"] * 3 + place, role=m["role"], peer=m[peer],
-                  round=m["round"], buf=(m[at],), rows=(m[first], m[stop]), group=m["group"])  # fmt: skip
+        code.emit(op, rank, m.stage, COMMUNICATE, place=round_ * 3 + place, role=m.role, peer=peer, round=round_,
+                  buf=(buffer,), rows=rows, run=m.run)  # fmt: skip
 
 
-def _pack(buffers, code, shards, moved: Transfers, source: np.ndarray, mine: np.ndarray) -> None:
-    """Copy what leaves home without all of its heads, and let it be sent from there; `mine` are such transfers.
-
-    Shards that lie side by side at home are copied together.
-    """
-    if not len(mine):
-        return
-    lead, which, rows = packed(shards, moved, mine)
-    role, rank, group, stage = (column[lead] for column in (moved.role, moved.src, moved.group, moved.stage))
-    copy = buffers.add(role, Space.ARENA, 0, rank, rows, group)
-    code.emit(Op.COPY, rank, stage, PACK, role=role, buf=(source[lead], copy), rows=rows, group=group)
-    source[mine] = copy[which]
-
-
-def _return(buffers, code, places: _Places, role: Role, m: dict[str, np.ndarray]) -> None:
+def _return(buffers, code, places: _Places, role: Role, m: Messages, source: np.ndarray, target: np.ndarray) -> None:
     """Let partial results go home narrowed to the wire's dtype, a tray at a time, and fold them in where they arrive.
 
     A rank on the way folds them into its own partial result, which leaves it later; it may have no other reason to
-    have one. m: all messages; those of the role get other buffers at both ends.
+    have one. source, target: buffers of all messages; those of the role get others at both ends.
     """
     trays = places.trays
     full = np.flatnonzero(trays.stage[role] != NEVER)
-    partial = places.buffers[role, places.num_ranks + full]
-    packed = places.add(buffers, role, 0, full)
-    code.emit(Op.COPY, trays.rank[full], trays.stage[role, full], PACK, role=role, buf=(partial, packed),
-              rows=trays.rows[full].T, group=trays.group[full])  # fmt: skip
-    mine = slice(*np.searchsorted(m["role"], (role, role + 1)))
-    dst, until, rounds, to_first, to_stop, group = (
-        m[name][mine] for name in ("dst", "until", "round", "to_first", "to_stop", "group")
-    )
-    arrived = buffers.add(role, Space.ARENA, 0, dst, (to_first, to_stop), group)
-    code.emit(Op.MERGE if role == Role.O else Op.SUM, dst, until, FOLD, place=rounds, role=role,
-              buf=(arrived, m["target"][mine].copy()), rows=(to_first, to_stop), group=group)  # fmt: skip
-    m["source"][mine] = packed[m["source"][mine] - partial[:1]]  # a role's buffers are numbered as its trays are
-    m["target"][mine] = arrived
+    there = places.num_ranks + full
+    packed = np.full(places.buffers.shape[1], NONE)
+    packed[there] = places.add(buffers, role, 0, full)
+    operands = places.buffers[role, there], packed[there]
+    code.emit(Op.COPY, trays.rank[full], trays.stage[role, full], PACK, role=role, buf=operands,
+              rows=trays.rows[full].T, run=trays.run[full])  # fmt: skip
+    mine = m.of(role)
+    rows, run = (m.to_first[mine], m.to_stop[mine]), m.run[mine]
+    arrived = buffers.add(role, Space.ARENA, 0, m.dst[mine], rows, run)
+    code.emit(Op.MERGE if role == Role.O else Op.SUM, m.dst[mine], m.until[mine], FOLD, place=m.round[mine], role=role,
+              buf=(arrived, target[mine].copy()), rows=rows, run=run)  # fmt: skip
+    source[mine], target[mine] = packed[m.source[mine]], arrived
 
 
-def _launch(code, table: Transfers, rounds, num_ranks: int) -> None:
+def _launch(code, laid: Laid, first_round: int) -> None:
     """Start each round where its stage begins and wait for it where its last stage ends."""
-    if not len(table):
+    moves, rounds = laid.moves, laid.rounds
+    if not len(moves):
         return
     stage_of, until = np.zeros((2, int(rounds.max()) + 1), np.int64)
-    stage_of[rounds], until[rounds] = table.stage, table.until
-    joined = np.zeros((num_ranks, len(stage_of)), bool)
-    joined[table.src, rounds] = joined[table.dst, rounds] = True
-    rank, round_ = np.nonzero(joined)
-    code.emit(Op.LAUNCH, rank, stage_of[round_], COMMUNICATE, place=round_ * 3 + 2, round=round_)
-    code.emit(Op.WAIT, rank, until[round_], WAIT, place=round_, round=round_)
+    stage_of[rounds], until[rounds] = moves.stage, moves.until
+    joined = np.zeros((laid.trays.num_ranks, len(stage_of)), bool)
+    joined[moves.src, rounds] = joined[moves.dst, rounds] = True
+    rank, which = np.nonzero(joined)
+    round_ = first_round + which
+    code.emit(Op.LAUNCH, rank, stage_of[which], COMMUNICATE, place=round_ * 3 + 2, round=round_)
+    code.emit(Op.WAIT, rank, until[which], WAIT, place=round_, round=round_)
 
 
-def _compute(code, places: _Places, schedule: Schedule, direction: str) -> np.ndarray:
-    """Emit one fused kernel for all blocks of a rank, stage and run of head groups that read the same two places.
-
-    Returns the index of the slices that are attended, kernel by kernel.
-    """
-    q, kv, lead, borders, index = kernels(places.shards, schedule, places.trays)
+def _compute(code, places: _Places, laid: Laid) -> None:
+    """Emit the kernels."""
+    kernels, entries, direction = laid.kernels, laid.entries, laid.direction
+    lead = kernels.lead
     operands = [
-        places.buffer(role, (q if IS_OF_QUERIES[role] else kv)[lead]) for role in INPUTS[direction] + OUTPUTS[direction]
+        places.buffer(role, (kernels.on_q if IS_OF_QUERIES[role] else kernels.on_kv)[lead])
+        for role in INPUTS[direction] + OUTPUTS[direction]
     ]
     op = Op.ATTEND if direction == "forward" else Op.ATTEND_GRAD
-    code.emit(op, schedule.rank[lead], schedule.stage[lead], COMPUTE, buf=operands,
-              slices=(borders[:-1], borders[1:]), group=schedule.group[lead])  # fmt: skip
-    return index.astype(np.int32)
-
-
-def kernels(shards: Shards, schedule: Schedule, trays: Trays) -> tuple[np.ndarray, ...]:
-    """Fuse the entries of a rank, stage and run of head groups that read the same two places.
-
-    Returns (place of each entry's queries and of its keys, see `Trays.find`; an entry of each kernel; borders of what
-    each attends, int64 [num_kernels + 1]; and that: indices of slices, int64 [n]).
-    """
-    blocks, rank, group = schedule.blocks, schedule.rank, schedule.group
-    q, kv = (
-        trays.find(shards, np.full(len(rank), role), rank, schedule.shard_of(role), group)[0]
-        for role in (Role.Q, Role.KV)
-    )
-    num_stages, num_runs = int(schedule.stage.max(initial=0)) + 1, len(trays.runs.runs)
-    num_places = trays.num_ranks + len(trays.rank)
-    pair, num_pairs = q * num_places + kv, num_places * num_places
-    if num_pairs >= (1 << 62) // (trays.num_ranks * num_stages * num_runs):
-        pair, num_pairs = distinct(pair)[1], len(pair)
-    key = ((rank * num_stages + schedule.stage) * num_runs + group) * num_pairs + pair
-    in_order = order_of(key)
-    lead, borders, index, kernel = _fuse(key, in_order, schedule.block, blocks.offsets)
-    fused = np.flatnonzero(kernel != NONE)
-    if len(fused):
-        index[fused] = _row_by_row(shards, blocks.slices, kernel[fused], index[fused])
-    return q, kv, lead, borders, index
-
-
-@loop
-def _fuse(key, in_order, block, offsets):
-    """Make one kernel of entries with one key: first entry of each; borders of what each attends; and that.
-
-    That are slices, int64 [n], and for those of a kernel of several blocks its number, NONE else.
-    """
-    total, count = 0, 0
-    lead, starts = np.empty(len(key), np.int64), np.empty(len(key) + 1, np.int64)
-    for at in range(len(key)):
-        i = in_order[at]
-        if at == 0 or key[i] != key[in_order[at - 1]]:
-            lead[count], starts[count] = i, at
-            count += 1
-        total += offsets[block[i] + 1] - offsets[block[i]]
-    starts[count] = len(key)
-    borders, index, kernel = np.zeros(count + 1, np.int64), np.empty(total, np.int64), np.full(total, NONE)
-    stop = 0
-    for k in range(count):
-        for at in range(starts[k], starts[k + 1]):
-            for piece in range(offsets[block[in_order[at]]], offsets[block[in_order[at]] + 1]):
-                index[stop] = piece
-                if starts[k + 1] - starts[k] > 1:
-                    kernel[stop] = k
-                stop += 1
-        borders[k + 1] = stop
-    return lead[:count], borders, index, kernel
-
-
-def _row_by_row(shards: Shards, slices: np.ndarray, kernel: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Order what each kernel attends by the span of its queries, then by its keys; kernels stay where they are.
-
-    Slices that are parts of one then follow each other, so that `hsap.ir.slice.joined` finds them. A block's are so.
-    """
-    first_key = slices[index, K0]
-    key = kernel * len(shards.spans) + _strips(slices[index, Q0], np.sort(shards.spans[:, 0]))
-    return index[order_of(key * (int(first_key.max()) + 1) + first_key)]
-
-
-@loop
-def _strips(rows, starts):
-    """Which of the spans that begin at `starts` each row is in: int64 [n]. Often that of the row before."""
-    strips = np.empty_like(rows)
-    strip = 0
-    for i in range(len(rows)):
-        if rows[i] < starts[strip] or (strip + 1 < len(starts) and rows[i] >= starts[strip + 1]):
-            strip, behind = 0, len(starts)
-            while strip < behind:
-                middle = (strip + behind) // 2
-                if starts[middle] <= rows[i]:
-                    strip = middle + 1
-                else:
-                    behind = middle
-            strip -= 1
-        strips[i] = strip
-    return strips
+    code.emit(op, entries.rank[lead], entries.stage[lead], COMPUTE, buf=operands,
+              slices=(kernels.borders[:-1], kernels.borders[1:]), run=entries.run[lead])  # fmt: skip

@@ -1,6 +1,6 @@
 """Pipeline: from a problem and a planner's strategy to a plan, pass by pass.
 
-    cut, place (planner) → order → relay → prefetch → widen → lower → expand → buffers
+    cut, place (planner) → order → relay → prefetch → widen → lay → lower → expand → buffers
 
 Each pass is a pure function in the file of its name (buffers: `place_buffers`). Whoever wants to know how long passes
 take, or what they make, gives `build` a `Watch`.
@@ -18,6 +18,7 @@ import numpy as np
 
 from hsap.compiler.buffers import place_buffers
 from hsap.compiler.expand import expand, place_rows
+from hsap.compiler.lay import lay
 from hsap.compiler.lower import lower
 from hsap.compiler.order import order, without_overlap
 from hsap.compiler.prefetch import prefetch
@@ -86,7 +87,8 @@ def _compile(
     """
     least, best = None, None
     for wide in routes(problem, strategy, schedule, direction, run):
-        draft = run(lower, table, wide, direction, problem.topology.inter_sp, problem.topology.intra_sp > 1)
+        laid = run(lay, table, wide, direction, problem.topology.inter_sp)
+        draft = run(lower, laid, problem.topology.intra_sp > 1)
         programs = run(place_buffers, run(expand, problem, draft, *rows, direction))
         if problem.arena_multiple is None:
             return programs, wide, draft.table
@@ -121,12 +123,12 @@ def routes(
 
 def _chart(wide: Wide) -> np.ndarray:
     """Give a row for each block and head group, whatever is computed together."""
-    schedule = wide.schedule
-    first, count = np.array(wide.runs.runs, np.int64).reshape(-1, 2)[schedule.group].T
+    entries = wide.entries
+    first, count = np.array(wide.runs.runs, np.int64).reshape(-1, 2)[entries.run].T
     entry = np.repeat(np.arange(len(count)), count)
     group = first[entry] + np.arange(len(entry)) - (np.cumsum(count) - count)[entry]
-    blocks, index = schedule.blocks, schedule.block[entry]
-    columns = (blocks.q[index], blocks.kv[index], group, schedule.rank[entry], schedule.stage[entry])
+    blocks, index = entries.blocks, entries.block[entry]
+    columns = (blocks.q[index], blocks.kv[index], group, entries.rank[entry], entries.stage[entry])
     return np.stack((*columns, blocks.area[index]), axis=1).astype(np.int64).reshape(-1, 6)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hsap.ir.schedule import Transfers
+from hsap.compiler.widen import Moves
 from hsap.ir.sort import distinct, order_of
 from hsap.loops import inner, loop
 
@@ -67,12 +67,12 @@ def _flip(edge_at, src, dst, num_ranks, receiver, a, b):
         wanted, last = a + b - wanted, edge
 
 
-def rounds_of(moved: Transfers, num_ranks: int, first: int) -> np.ndarray:
-    """Number the rounds of transfers, those that begin and end in the same stages together; see `assign_rounds`."""
-    begin = int(moved.stage.min(initial=0))
-    num_stages = int(moved.until.max(initial=0)) - begin + 1
-    _, when = distinct((moved.stage - begin) * num_stages + moved.until - begin)
-    return assign_rounds(when, moved.src, moved.dst, num_ranks, first)
+def rounds_of(moves: Moves, num_ranks: int) -> np.ndarray:
+    """Number the rounds from 0 on, of moves that begin and end in the same stages together; see `assign_rounds`."""
+    begin = int(moves.stage.min(initial=0))
+    num_stages = int(moves.until.max(initial=0)) - begin + 1
+    _, when = distinct((moves.stage - begin) * num_stages + moves.until - begin)
+    return assign_rounds(when, moves.src, moves.dst, num_ranks, 0)
 
 
 def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks: int, first: int) -> np.ndarray:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hsap.compiler.order import IS_OF_QUERIES, IS_RESULT
-from hsap.compiler.widen import Runs
+from hsap.compiler.widen import Moves, Runs
 from hsap.ir.block import Shards
 from hsap.ir.program import NONE
-from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS, Transfers
+from hsap.ir.schedule import DIRECTIONS, INPUTS, OUTPUTS
 from hsap.ir.sort import distinct, order_of
 from hsap.ir.span import ranges
 from hsap.loops import inner, loop
@@ -95,7 +95,7 @@ def _runs(shard, borders, offsets):
 class Trays:
     """All trays of one direction, those of queries before those of keys, and where shards lie on them.
 
-    runs: of head groups. rank, group: int64 [num_trays]; a tray's group is one of these runs. rows: int64
+    runs: of head groups. rank, run: int64 [num_trays]; run is an index of these. rows: int64
     [num_trays, 2], range of the span table. stage: int64 [num_roles, num_trays], when a role's rows arrive or its
     partial results leave, NEVER without. keys: int64 [n], rising, what `_key` gives for each shard on a tray; tray,
     first: int64 [n], which tray, and its first span there.
@@ -104,19 +104,19 @@ class Trays:
     num_ranks: int
     runs: Runs
     rank: np.ndarray
-    group: np.ndarray
+    run: np.ndarray
     rows: np.ndarray
     stage: np.ndarray
     keys: np.ndarray
     tray: np.ndarray
     first: np.ndarray
 
-    def find(self, shards: Shards, role, rank, shard, group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def find(self, shards: Shards, role, rank, shard, run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Say where a role's rows of shards lie on ranks that have them: (place; first and stop span), int64 [n] each.
 
         A place is the rank where that is the shard's home, else its tray's number behind those of all ranks.
         """
-        place, first, stop = _find(role, rank, shard, group, self.runs.behind, shards.home, shards.offsets,
+        place, first, stop = _find(role, rank, shard, run, self.runs.behind, shards.home, shards.offsets,
                                    self.num_ranks, self.keys, self.tray, self.first)  # fmt: skip
         assert place.min(initial=0) > MISSING, "a rank uses a shard that nobody sends to it"
         return place, first, stop
@@ -126,7 +126,7 @@ MISSING = -1
 
 
 @loop
-def _find(role, rank, shard, group, behind_run, home, offsets, num_ranks, keys, trays, firsts):
+def _find(role, rank, shard, run, behind_run, home, offsets, num_ranks, keys, trays, firsts):
     """Place and range of spans of each shard on its rank; the place is MISSING where no key of it is there.
 
     A shard's trays on a rank have runs of head groups that don't overlap; the one that begins last, but no later than
@@ -137,7 +137,7 @@ def _find(role, rank, shard, group, behind_run, home, offsets, num_ranks, keys, 
     for i in range(len(shard)):
         place[i], first[i] = rank[i], offsets[shard[i]]
         if home[shard[i]] != rank[i]:
-            beyond = _key(role[i], rank[i], shard[i], behind_run[group[i]], num_ranks, len(home), num_runs)
+            beyond = _key(role[i], rank[i], shard[i], behind_run[run[i]], num_ranks, len(home), num_runs)
             at, behind = 0, len(keys)
             while at < behind:
                 middle = (at + behind) // 2
@@ -147,16 +147,16 @@ def _find(role, rank, shard, group, behind_run, home, offsets, num_ranks, keys, 
                     behind = middle
             at -= 1
             place[i] = MISSING
-            if at >= 0 and keys[at] // num_runs == (beyond - behind_run[group[i]]) // num_runs:
+            if at >= 0 and keys[at] // num_runs == (beyond - behind_run[run[i]]) // num_runs:
                 place[i], first[i] = num_ranks + trays[at], firsts[at]
         stop[i] = first[i] + offsets[shard[i] + 1] - offsets[shard[i]]
     return place, first, stop
 
 
 @inner
-def _key(role, rank, shard, group, num_ranks, num_shards, num_runs):
+def _key(role, rank, shard, run, num_ranks, num_shards, num_runs):
     side = 0 if IS_OF_QUERIES[role] else 1
-    return ((side * num_ranks + rank) * num_shards + shard) * num_runs + group
+    return ((side * num_ranks + rank) * num_shards + shard) * num_runs + run
 
 
 HOMES = 2
@@ -167,7 +167,7 @@ one by one, where a rank gathers a whole document; with small trays it is little
 """
 
 
-def lay_out(table: SpanTable, num_ranks: int, runs: Runs, direction: str, moved: Transfers) -> tuple[Trays, SpanTable]:
+def lay_out(table: SpanTable, num_ranks: int, runs: Runs, direction: str, moved: Moves) -> tuple[Trays, SpanTable]:
     """Deal the shards that travel to trays: (trays, the span table with their rows). moved: inputs and results."""
     shards, sides = table.shards, SIDES[direction]
     num_shards, num_runs = len(shards), len(runs.runs)
@@ -176,7 +176,7 @@ def lay_out(table: SpanTable, num_ranks: int, runs: Runs, direction: str, moved:
     num_stages = int(when.max(initial=0)) - first_stage + 2
     most = (1 << 62) // (2 * num_ranks * num_runs)
     assert num_stages ** sides.shape[1] < most, "stages are numbered without gaps"
-    keys, which = distinct(_ends(moved.role, moved.shard, moved.group, moved.src, moved.dst, num_ranks, num_shards,
+    keys, which = distinct(_ends(moved.role, moved.shard, moved.run, moved.src, moved.dst, num_ranks, num_shards,
                                  num_runs))  # fmt: skip
     times, alike, shard = _times(moved.role, when - first_stage + 1, keys, which, num_stages, num_shards,
                                  num_runs, num_ranks, sides)  # fmt: skip
@@ -192,19 +192,19 @@ def lay_out(table: SpanTable, num_ranks: int, runs: Runs, direction: str, moved:
     table, begins = table.with_lists(shard[in_order], borders)
     first, rows = _places(shard, in_order, borders, begins, shards.offsets)
     lead = in_order[borders[:-1]]
-    rank, group = keys[lead] // (num_runs * num_shards) % num_ranks, keys[lead] % num_runs
+    rank, run = keys[lead] // (num_runs * num_shards) % num_ranks, keys[lead] % num_runs
     stage = times.take(lead, axis=1)
     stage = np.where(stage, stage - 1 + first_stage, NEVER)
-    return Trays(num_ranks, runs, rank, group, rows, stage, keys, tray, first), table
+    return Trays(num_ranks, runs, rank, run, rows, stage, keys, tray, first), table
 
 
 @loop
-def _ends(role, shard, group, src, dst, num_ranks, num_shards, num_runs):
+def _ends(role, shard, run, src, dst, num_ranks, num_shards, num_runs):
     """Key of each transfer's shard on the rank that has a tray for it, which inputs come to and results leave."""
     keys = np.empty_like(shard)
     for i in range(len(keys)):
         rank = src[i] if IS_RESULT[role[i]] else dst[i]
-        keys[i] = _key(role[i], rank, shard[i], group[i], num_ranks, num_shards, num_runs)
+        keys[i] = _key(role[i], rank, shard[i], run[i], num_ranks, num_shards, num_runs)
     return keys
 
 

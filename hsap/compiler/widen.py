@@ -8,12 +8,12 @@ Rows of a shard then lie on a rank in a buffer for each run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from hsap.compiler.order import IS_OF_QUERIES, IS_RESULT
-from hsap.ir.block import Shards
+from hsap.ir.block import Blocks, Shards
 from hsap.ir.heads import HeadRun, HeadShape
 from hsap.ir.program import Role
 from hsap.ir.schedule import Schedule, Transfers
@@ -53,11 +53,53 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wide:
-    """A schedule, and the inputs and results that travel for it, whose `group` columns are indices of runs."""
+class Entries:
+    """A schedule's entries, one for each block and run of head groups; columns as in `Schedule`.
 
-    schedule: Schedule
-    transfers: tuple[Transfers, Transfers]
+    run: int64 [num_entries], index into `Wide.runs`.
+    """
+
+    blocks: Blocks
+    block: np.ndarray
+    run: np.ndarray
+    rank: np.ndarray
+    stage: np.ndarray
+
+    def shard_of(self, role: Role) -> np.ndarray:
+        """Shard whose `role` each entry reads or writes: int64 [num_entries]."""
+        return (self.blocks.q if IS_OF_QUERIES[role] else self.blocks.kv)[self.block]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """What travels, inputs before results, one row for each run of head groups; columns as in `Transfers`.
+
+    run: int64 [num_moves], index into `Wide.runs`.
+    """
+
+    role: np.ndarray
+    shard: np.ndarray
+    run: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    stage: np.ndarray
+    until: np.ndarray
+
+    @classmethod
+    def of(cls, table: Transfers, run: np.ndarray) -> Moves:
+        """Let every transfer stand for a run of head groups."""
+        return cls(table.role, table.shard, run, table.src, table.dst, table.stage, table.until)
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wide:
+    """What is computed and what travels, in runs of head groups."""
+
+    entries: Entries
+    moves: Moves
     runs: Runs
 
 
@@ -69,12 +111,12 @@ def widen(
     transfers: (inputs, results), as the passes before give them. Roles of one side (queries or keys) of a shard have
     the same runs on a rank, so that they can lie on one tray.
     """
-    if num_groups == 1 or not len(schedule.block):
-        return Wide(schedule, transfers, Runs(num_groups, ((0, num_groups),)))
-    if num_groups > MOST_GROUPS:
-        apart = (np.ones(len(part.group), np.int64) for part in (schedule, *transfers))
-        return _joined(schedule, transfers, tuple(apart), num_groups)
     moved = Transfers.join(*transfers)
+    if num_groups == 1 or not len(schedule.block):
+        done = Entries(schedule.blocks, schedule.block, schedule.group, schedule.rank, schedule.stage)
+        return Wide(done, Moves.of(moved, moved.group), Runs(num_groups, ((0, num_groups),)))
+    if num_groups > MOST_GROUPS:
+        return _joined(schedule, moved, *(np.ones(len(part.group), np.int64) for part in (schedule, moved)), num_groups)
     away = np.where(IS_RESULT[moved.role], moved.src, moved.dst)
     known, held = distinct(_keys(shards, moved.role, away, moved.shard, num_ranks))
     by_role = held * (max(Role) + 1) + moved.role
@@ -84,7 +126,7 @@ def widen(
     _spread(*_passed_on(shards, moved, known, held, num_ranks), borders)
     sent = _lengths(by_role, moved.group, borders[held], in_order)
     done = _lengths(*_entries(shards, schedule, known, borders, num_ranks, num_groups))
-    return _joined(schedule, transfers, (done, *np.split(sent, [len(transfers[0])])), num_groups)
+    return _joined(schedule, moved, done, sent, num_groups)
 
 
 def _keys(shards: Shards, role, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
@@ -163,19 +205,15 @@ def _lengths(kind, group, borders, in_order):
     return lengths
 
 
-def _joined(schedule: Schedule, transfers: tuple[Transfers, Transfers], lengths, num_groups: int) -> Wide:
-    """Keep what begins a run, for all of it. lengths: of entries, inputs and results, as `_lengths` gives them."""
-    kept = [np.flatnonzero(length) for length in lengths]
-    tables = (schedule, *transfers)
+def _joined(schedule: Schedule, moved: Transfers, done: np.ndarray, sent: np.ndarray, num_groups: int) -> Wide:
+    """Keep what begins a run, for all of it. done, sent: of entries and transfers, as `_lengths` gives them."""
+    first, leads = np.flatnonzero(done), np.flatnonzero(sent)
     codes = [
-        table.group[at] * (num_groups + 1) + length[at] for table, length, at in zip(tables, lengths, kept)
-    ]  # fmt: skip
+        table.group[at] * (num_groups + 1) + length[at]
+        for table, length, at in ((schedule, done, first), (moved, sent, leads))
+    ]
     found, run = distinct(np.concatenate(codes))
-    runs = np.split(run, np.cumsum([len(at) for at in kept])[:-1])
-    columns = ({name: getattr(schedule, name)[kept[0]] for name in ("block", "rank", "stage")}, {}, {})
-    entries, inputs, results = (
-        replace(table if own else table.take(at), group=run, **own)
-        for table, at, run, own in zip(tables, kept, runs, columns)
-    )
+    of_entry, of_move = np.split(run, [len(first)])
+    entries = Entries(schedule.blocks, schedule.block[first], of_entry, schedule.rank[first], schedule.stage[first])
     pairs = zip(*(part.tolist() for part in np.divmod(found, num_groups + 1)))
-    return Wide(entries, (inputs, results), Runs(num_groups, tuple(pairs)))
+    return Wide(entries, Moves.of(moved.take(leads), of_move), Runs(num_groups, tuple(pairs)))

@@ -17,7 +17,7 @@ from hsap.ir.check import Refused
 from hsap.ir.families import MASKS
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, SliceMask
-from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, slices
+from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1
 
 SHAREABLE = ("causal", "window", "lambda", "chunked")
 """Families whose rows see what they see whatever follows them."""
@@ -74,4 +74,4 @@ def _clipped(
     table[:, [Q0, Q1]] = np.clip(table[:, [Q0, Q1]], *rows) + move_rows
     table[:, [K0, K1]] = np.clip(table[:, [K0, K1]], *keys) + move_keys
     table[:, [LO, HI]] += move_keys - move_rows
-    return table if len(table) else slices([])
+    return table

@@ -1,12 +1,12 @@
 """Tuner: which way of running a model on a cluster fits, and how fast, without a GPU.
 
-    stages       attention from a strategy: seconds and arena, without instructions (ends, live: its parts)
+    stages       attention from a strategy: seconds and arena, without instructions (ends, contention, live: its parts)
     memory       what a rank holds while it trains, item by item
     step         one optimizer step, ZeRO's traffic (collectives) and the optimizer among it
     choices      which shapes are legal, and in words why others aren't
-    search       all of them priced and ranked (job, setting: what is searched; attention, fit: what of it takes how
+    search       all of them priced and ranked (job, setting: what is searched; attention, room: what of it takes how
                  long, and fits; found: what comes of it)
-    table, experiment, measure    what becomes of the best
+    table, experiment, trials     what becomes of the best
 
 It needs no torch: shapes, lengths and a cluster's figures are enough.
 """

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hsap.data.packing import Pack, Packing, PackStream, deal_by_area, pack_area
+from hsap.data.packing import Pack, Packing, PackStream, deal_by_weight, pack_weight
 from hsap.ir.check import MAX_TOKENS, Refused, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -105,12 +105,12 @@ class Job:
 
     def dealt(self, dp: int, micro_packs: int) -> np.ndarray:
         """The micro-batches of every SP group: indices of `packs`, int64 [dp, num_micro_steps, micro_packs]."""
-        return deal_by_area(self._weights, dp, micro_packs)
+        return deal_by_weight(self._weights, dp, micro_packs)
 
     @cached_property
     def _weights(self) -> list[int]:
         """What packs are dealt by, which is training's own estimate of their attention."""
-        return [pack_area(pack) for pack in self.packs]
+        return [pack_weight(pack) for pack in self.packs]
 
     def problem(self, packs: Sequence[Pack], topology: Topology, arena_multiple: float | None = None) -> Problem:
         """What a planner is asked for a micro-batch."""

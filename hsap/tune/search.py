@@ -15,9 +15,9 @@ from hsap.ir.program import Op
 from hsap.planners import DEFAULT, PLANNERS, usual
 from hsap.tune.attention import Attention, Sampled
 from hsap.tune.choices import Refusals, Shape, shapes, too_large
-from hsap.tune.fit import Fit
 from hsap.tune.found import Found, Row
 from hsap.tune.job import Job
+from hsap.tune.room import Room
 from hsap.tune.step import MicroSteps, step_s
 
 REPRICED = 3
@@ -37,7 +37,7 @@ class Search:
 
     def __init__(self, job: Job, planners: Sequence[str] | None = None) -> None:
         self.job, self.named, self.planners = job, planners is not None, usual(planners)
-        self.refusals, self.fit, self.attention = Refusals(), Fit(job), Attention(job)
+        self.refusals, self.room, self.attention = Refusals(), Room(job), Attention(job)
 
     def run(self, top: int = 10) -> Found:
         """Rank the best `top` shapes. ValueError where nothing that is legal fits."""
@@ -64,8 +64,8 @@ class Search:
     def _bound(self, shape: Shape) -> float | None:
         """Seconds that no planner can beat; None, and why, where nothing fits even with everything even."""
         job, cluster, ranks = self.job, self.job.cluster, shape.topology.num_ranks
-        items = self.fit.at_best(shape)
-        fitting = self.fit.holding(items)
+        items = self.room.at_best(shape)
+        fitting = self.room.holding(items)
         if not fitting:
             least = min(items, key=lambda s: sum(items[s].values()))
             self._refuse(shape, f"at best (ZeRO {least.zero_stage}, checkpointing {least.checkpointing})", items[least])
@@ -82,7 +82,7 @@ class Search:
     def _refuse(self, shape: Shape, which: str, items: dict[str, float]) -> None:
         """Note what doesn't fit; with several packs at once it says nothing of the shape."""
         if shape.micro_packs == 1:
-            self.refusals.add(str(shape), f"{which} {too_large(items, self.fit.capacity)}", sum(items.values()))
+            self.refusals.add(str(shape), f"{which} {too_large(items, self.room.capacity)}", sum(items.values()))
 
     def _fitting(self, shape: Shape) -> list[Row]:
         """Every planner of a shape that fits, each with its fastest ZeRO stage and checkpointing."""
@@ -132,8 +132,8 @@ class Search:
         """The fastest ZeRO stage and checkpointing that fit; where none does, the memory of that which needs least."""
         job = self.job
         micro = sampled.of(*self.attention.sizes(shape))
-        items, multiple = self.fit.planned(shape, planner, sampled.tokens, sampled.arena_bytes)
-        fitting = self.fit.holding(items)
+        items, multiple = self.room.planned(shape, planner, sampled.tokens, sampled.arena_bytes)
+        fitting = self.room.holding(items)
         if not fitting:
             return min(items.values(), key=lambda each: sum(each.values()))
         times = {setting: step_s(job.model, setting, job.cluster, micro) for setting in fitting}
@@ -169,5 +169,5 @@ class Search:
             return "no legal choice is left: " + "; ".join(self.refusals.lines(3))
         return (
             f"nothing that is legal fits {self.job.world} ranks of {self.job.cluster.name}; the closest is "
-            f"{self.refusals.reasons[closest][0]}, which {closest}. By memory alone {self.fit.would_hold()}"
+            f"{self.refusals.reasons[closest][0]}, which {closest}. By memory alone {self.room.would_hold()}"
         )

@@ -3,13 +3,13 @@
 A rank goes through the stages as `hsap.compiler.lower` lays them out: it packs what it sends, starts the stage's
 rounds, computes while they run, waits for them and folds in what arrived. So a stage takes it the longer of its blocks
 and its rounds, and a round begins when both ends are there. What is done is said by the compiler's own passes (the
-pipeline's `routes`, `travel`, `messages`, and lower's fusing of blocks); streams, buffers and copies for every
-intra rank are what is left out, so that 1,024 ranks are priced in the time of one column. Prices are the event clock's
+pipeline's `routes`, and `lay`); streams, buffers and copies for every intra rank are what is left out, so that 1,024
+ranks are priced in the time of one column. Prices are the event clock's
 (`hsap.sim.cost`), a round at a time.
 
-What is shared is reckoned with as `hsap.tune.links` says; a host's cores bound the whole: it takes a column no less
-than all that its ranks want of them. What the event clock knows better: which message of a round has a port first, who
-meets whom on a card, when a core is free, and all-to-alls whose ranks are not there at the same time.
+What is shared is reckoned with as `hsap.tune.contention` says; a host's cores bound the whole: it takes a column no
+less than all that its ranks want of them. What the event clock knows better: which message of a round has a port first,
+who meets whom on a card, when a core is free, and all-to-alls whose ranks are not there at the same time.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hsap.compiler.lower import kernels
-from hsap.compiler.messages import messages, packed
+from hsap.compiler.lay import Laid, lay
 from hsap.compiler.pipeline import routes
-from hsap.compiler.travel import Travel
-from hsap.compiler.trays import NEVER, SpanTable, Trays
+from hsap.compiler.trays import NEVER, SpanTable
 from hsap.ir.heads import HeadRun
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Cluster, Problem
 from hsap.ir.program import Op, Role, Space
-from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.schedule import DIRECTIONS, OUTPUTS, Strategy
 from hsap.ir.sort import distinct
 from hsap.ir.span import row_starts
 from hsap.sim.cost import Kernels, moving_seconds
+from hsap.tune.contention import PASSES, Links
 from hsap.tune.ends import Ends, rank_tokens
-from hsap.tune.links import PASSES, Links
 from hsap.tune.live import arena_bytes
 
 
@@ -65,39 +63,43 @@ def price(problem: Problem, strategy: Strategy, cluster: Cluster | None = None) 
     for pair in zip(strategy.forward, strategy.backward):
         both = []
         for schedule, direction in zip(pair, DIRECTIONS):
-            laid = _lay(problem, strategy, schedule, direction, table)
+            wide = next(routes(problem, strategy, schedule, direction))
+            counted = Counted.of(problem, lay(table, wide, direction, problem.topology.inter_sp))
             at_end, first = np.zeros(problem.topology.inter_sp), ends.enter_s(direction)
             for share, members in columns:
-                at_end = np.maximum(at_end, _column(problem, laid, share, members))
+                at_end = np.maximum(at_end, _column(problem, counted, share, members))
             both.append(float((first + at_end + ends.leave_s(direction)).max()))
-            arena = max(arena, arena_bytes(problem, laid, Cost(problem, laid, columns[0][0])))
+            arena = max(arena, arena_bytes(problem, counted, Cost(problem, counted, columns[0][0])))
         seconds.append(tuple(both))
     return Priced(tuple(seconds), arena, int(rank_tokens(problem, strategy.shards).max()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Laid:
-    """A schedule with what the compiler's passes say of it, in column terms.
+class Counted:
+    """What was laid out for one mask and direction, with its rows and work counted.
 
-    starts: first row of each span of the table, see `row_starts`. messages: columns of `MESSAGE`, with places for
-    buffers. copies: what is packed at home before it leaves without all heads: columns role, rank, group, stage,
-    until, rows. on_q, on_kv: place of each entry of the schedule. lead: an entry of each kernel. work: what kernels do.
-    first_stage: of anything; num_stages: from there on.
+    home_tokens: int64 [inter_sp]. starts: first row of each span of the table, see `row_starts`. work: what kernels do.
     """
 
-    direction: str
-    schedule: Schedule
+    laid: Laid
     home_tokens: np.ndarray
     starts: np.ndarray
-    trays: Trays
-    messages: dict[str, np.ndarray]
-    copies: dict[str, np.ndarray]
-    on_q: np.ndarray
-    on_kv: np.ndarray
-    lead: np.ndarray
     work: Kernels
-    first_stage: int
-    num_stages: int
+
+    @classmethod
+    def of(cls, problem: Problem, laid: Laid) -> Counted:
+        """Count. problem: of the shape that the strategy is for."""
+        kernels, shards = laid.kernels, laid.table.shards
+        owner = np.repeat(np.arange(len(kernels)), np.diff(kernels.borders))
+        slices = laid.entries.blocks.slices[kernels.index]
+        home_tokens = np.bincount(shards.home, shards.tokens, problem.topology.inter_sp).astype(np.int64)
+        work = Kernels.of(slices, owner, len(kernels), problem.cluster)
+        return cls(laid, home_tokens, row_starts(laid.table.spans), work)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages from the first in which something leaves to the last in which something is done."""
+        return self.laid.last_stage - self.laid.first_stage + 1
 
     def tokens(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Rows of ranges of the span table."""
@@ -105,31 +107,7 @@ class Laid:
 
     def tray_tokens(self, tray: np.ndarray) -> np.ndarray:
         """Rows of trays."""
-        return self.tokens(*self.trays.rows[tray].T)
-
-
-def _lay(problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable) -> Laid:
-    shards, inter = strategy.shards, problem.topology.inter_sp
-    wide = next(routes(problem, strategy, schedule, direction))
-    schedule, travel = wide.schedule, Travel.of(table, wide, direction, inter)
-    moved = travel.moved
-    sent = messages(moved, travel.rounds, travel.here, travel.there, travel.rows, travel.to_rows)
-    q, kv, lead, borders, index = kernels(shards, schedule, travel.trays)
-    owner = np.repeat(np.arange(len(lead)), np.diff(borders))
-    work = Kernels.of(schedule.blocks.slices[index], owner, len(lead), problem.cluster)
-    first = min(int(moved.stage.min(initial=0)), 0)
-    last = max(int(schedule.stage.max(initial=0)), int(moved.until.max(initial=0)))
-    home_tokens = np.bincount(shards.home, shards.tokens, inter).astype(np.int64)
-    return Laid(direction, schedule, home_tokens, row_starts(travel.table.spans), travel.trays, sent,
-                _copies(shards, moved, travel.parted), q, kv, lead, work, first, last - first + 1)  # fmt: skip
-
-
-def _copies(shards, moved: Transfers, leaving_home: np.ndarray) -> dict[str, np.ndarray]:
-    columns = {"role": moved.role, "rank": moved.src, "group": moved.group, "stage": moved.stage, "until": moved.until}
-    if not len(leaving_home):
-        return {name: column[:0] for name, column in columns.items()} | {"rows": np.zeros((0, 2), np.int64)}
-    lead, _, rows = packed(shards, moved, leaving_home)
-    return {name: column[lead] for name, column in columns.items()} | {"rows": np.stack(rows, axis=1)}
+        return self.tokens(*self.laid.trays.rows[tray].T)
 
 
 def _columns(problem: Problem) -> list[tuple[HeadRun, list[int]]]:
@@ -142,19 +120,20 @@ def _columns(problem: Problem) -> list[tuple[HeadRun, list[int]]]:
     return list(found.values())
 
 
-def _column(problem: Problem, laid: Laid, share: HeadRun, members: list[int]) -> np.ndarray:
+def _column(problem: Problem, counted: Counted, share: HeadRun, members: list[int]) -> np.ndarray:
     """When each InterSP rank is done, counted from when its inputs are there: float64 [inter_sp] seconds."""
-    cost, cluster, inter = Cost(problem, laid, share), problem.cluster, problem.topology.inter_sp
-    shape = (laid.num_stages, inter)
+    laid, cost = counted.laid, Cost(problem, counted, share)
+    cluster, inter = problem.cluster, problem.topology.inter_sp
+    shape = (counted.num_stages, inter)
     pack, work, fold = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     cost.add_kernels(work)
     cost.add_packing(pack)
     cost.add_folding(fold)
     m = laid.messages
-    edges, which = distinct((m["round"] * inter + m["src"]) * inter + m["dst"])
+    edges, which = distinct((m.round * inter + m.src) * inter + m.dst)
     lead = np.empty(len(edges), np.int64)
     lead[which] = np.arange(len(which))
-    round_, src, dst, stage, until = (m[name][lead] for name in ("round", "src", "dst", "stage", "until"))
+    round_, src, dst, stage, until = (column[lead] for column in (m.round, m.src, m.dst, m.stage, m.until))
     total = np.bincount(which, cost.message_bytes(), len(edges))
     links = Links.of(problem, members, round_, src, dst, total)
     launch_s = cluster.message_overhead_s * np.bincount(which, minlength=len(edges))
@@ -224,10 +203,10 @@ def _run(pack, work, fold, edges, borders, share_lost: float) -> tuple[np.ndarra
 class Cost:
     """Prices of one column's work, with the heads of its share."""
 
-    def __init__(self, problem: Problem, laid: Laid, share: HeadRun) -> None:
-        self.laid, self.cluster, self.dim = laid, problem.cluster, problem.heads.head_dim
+    def __init__(self, problem: Problem, counted: Counted, share: HeadRun) -> None:
+        self.counted, self.cluster, self.dim = counted, problem.cluster, problem.heads.head_dim
         self.precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-        self.heads = np.array(laid.trays.runs.heads(problem.heads, share), np.int64)
+        self.heads = np.array(counted.laid.trays.runs.heads(problem.heads, share), np.int64)
 
     def rows(self, acc: bool) -> np.ndarray:
         """Bytes in the arena of a row with its statistics, by role and run of head groups: int64 [num_roles, n]."""
@@ -239,37 +218,40 @@ class Cost:
 
     def message_bytes(self) -> np.ndarray:
         """Bytes of each message: int64 [n]."""
-        m = self.laid.messages
-        return self.laid.tokens(m["first"], m["stop"]) * self.rows(False)[m["role"], m["group"]]
+        m = self.counted.laid.messages
+        return self.counted.tokens(m.first, m.stop) * self.rows(False)[m.role, m.run]
 
     def add_kernels(self, work: np.ndarray) -> None:
         """Add the attention kernels."""
-        laid, schedule = self.laid, self.laid.schedule
+        laid = self.counted.laid
+        entries, lead = laid.entries, laid.kernels.lead
         op = Op.ATTEND if laid.direction == "forward" else Op.ATTEND_GRAD
-        heads, which = self.heads[schedule.group[laid.lead]], np.arange(len(laid.lead))
-        seconds = laid.work.seconds(which, op, heads, self.dim, self.precision, self.cluster)
-        np.add.at(work, (schedule.stage[laid.lead] - laid.first_stage, schedule.rank[laid.lead]), seconds)
+        heads, which = self.heads[entries.run[lead]], np.arange(len(lead))
+        seconds = self.counted.work.seconds(which, op, heads, self.dim, self.precision, self.cluster)
+        np.add.at(work, (entries.stage[lead] - laid.first_stage, entries.rank[lead]), seconds)
 
     def add_packing(self, pack: np.ndarray) -> None:
         """Add what is copied before it is sent: partial results, and inputs that leave home in one head group."""
-        laid, trays, narrow = self.laid, self.laid.trays, self.rows(False)
+        counted, narrow = self.counted, self.rows(False)
+        laid, trays = counted.laid, counted.laid.trays
         both = narrow + self.rows(True)
         for role in OUTPUTS[laid.direction]:
             full = np.flatnonzero(trays.stage[role] != NEVER)
-            num_bytes = laid.tray_tokens(full) * both[role, trays.group[full]]
+            num_bytes = counted.tray_tokens(full) * both[role, trays.run[full]]
             at = trays.stage[role, full] - laid.first_stage, trays.rank[full]
             np.add.at(pack, at, moving_seconds(self.cluster, Op.COPY, num_bytes))
         copies = laid.copies
-        num_bytes = 2 * laid.tokens(*copies["rows"].T) * narrow[copies["role"], copies["group"]]
-        at = copies["stage"] - laid.first_stage, copies["rank"]
+        num_bytes = 2 * counted.tokens(copies.first, copies.stop) * narrow[copies.role, copies.run]
+        at = copies.stage - laid.first_stage, copies.rank
         np.add.at(pack, at, moving_seconds(self.cluster, Op.COPY, num_bytes))
 
     def add_folding(self, fold: np.ndarray) -> None:
         """Add Merge and Sum of partial results where they arrive."""
-        m, row = self.laid.messages, self.rows(False) + 2 * self.rows(True)
-        for role in OUTPUTS[self.laid.direction]:
-            mine = slice(*np.searchsorted(m["role"], (role, role + 1)))
-            first, stop, until, dst, group = (m[name][mine] for name in ("first", "stop", "until", "dst", "group"))
-            num_bytes = self.laid.tokens(first, stop) * row[role, group]
+        laid, row = self.counted.laid, self.rows(False) + 2 * self.rows(True)
+        m = laid.messages
+        for role in OUTPUTS[laid.direction]:
+            mine = m.of(role)
+            num_bytes = self.counted.tokens(m.first[mine], m.stop[mine]) * row[role, m.run[mine]]
             op = Op.MERGE if role == Role.O else Op.SUM
-            np.add.at(fold, (until - self.laid.first_stage, dst), moving_seconds(self.cluster, op, num_bytes))
+            at = m.until[mine] - laid.first_stage, m.dst[mine]
+            np.add.at(fold, at, moving_seconds(self.cluster, op, num_bytes))

@@ -6,8 +6,8 @@ import textwrap
 
 from hsap.ir.cluster import Cluster
 from hsap.tune.found import Found, Row
-from hsap.tune.measure import Measured
 from hsap.tune.setting import GIB, TIGHT_SHARE, reserve_bytes
+from hsap.tune.trials import Measured
 
 TITLES = ("dp x topology", "planner", "ZeRO", "ckpt", "packs", "step", "tokens/s", "TFLOP/s", "attn", "GiB", "largest",
           "next planner")  # fmt: skip

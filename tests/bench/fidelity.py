@@ -27,9 +27,9 @@ import torch.distributed as dist
 
 import hsap
 from hsap import clusters
-from hsap.bench.calibrate import calibrate
-from hsap.bench.measure import num_cores
-from hsap.bench.processes import Inside, run_ranks
+from hsap.calibrate.machine import calibrate
+from hsap.calibrate.measure import num_cores
+from hsap.calibrate.processes import Inside, run_ranks
 from hsap.ir.cluster import Cluster
 from hsap.ir.span import positions
 from tests.bench.namespaces import nodes, refusal

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hsap
-from hsap.bench.processes import connect, run_ranks
+from hsap.calibrate.processes import run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR
@@ -35,6 +35,7 @@ from hsap.runtime.kernels.select import KERNELS
 from hsap.runtime.memory import TORCH_DTYPES
 from tests.bench.attention.cases import OURS, ULYSSES, Case
 from tests.bench.attention.peers import Ulysses, VarlenAttention
+from tests.bench.connect import connect
 from tests.bench.packs import pack
 from tests.bench.record import RESULTS, caption, conditions, record
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from hsap.bench.measure import num_cores
-from hsap.bench.processes import Inside
+from hsap.calibrate.measure import num_cores
+from hsap.calibrate.processes import Inside
 
 PORT = "node0"
 """A node's interface to the others, in its own namespace."""

@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 
 import hsap
-from hsap.bench.calibrate import calibrate
-from hsap.bench.processes import connect, run_ranks
+from hsap.calibrate.machine import calibrate
+from hsap.calibrate.processes import run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR, flows
@@ -38,6 +38,7 @@ from hsap.ir.program import Op
 from hsap.planners import AUTO
 from hsap.runtime.executor import Session
 from hsap.sim.share import crowding
+from tests.bench.connect import connect
 from tests.bench.namespaces import nodes, refusal
 from tests.bench.packs import KINDS, pack
 from tests.bench.record import RESULTS, caption, conditions, record

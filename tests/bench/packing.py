@@ -1,7 +1,7 @@
 """Packing: how full, how even and how fast, on the document lengths of real corpora.
 
 Run by `make bench-packing`. Fill is `best_fit`'s, tokens over capacity of all packs of an epoch. Area spread is
-`balanced`'s: attention area (sum of squared lengths) of the fullest of 8 data-parallel ranks over their mean, averaged
+`balanced`'s: weight (sum of squared lengths) of the fullest of 8 data-parallel ranks over their mean, averaged
 over the steps of an epoch; a step has 8 packs, one a rank, which is the hardest. Beside it that of `best_fit`'s steps,
 and balanced's fill. Seconds and peak memory are those of going through an epoch of 10M documents step by step, in a
 process of its own.
@@ -39,7 +39,7 @@ def main() -> None:
     names = arguments.only or [name for name in datasets.names() if name != "single"]
     print(f"{'dataset':30} {'pack':>7} {'fill %':>8} {'spread':>7} {'(best_fit)':>10} {'(fill %)':>8}")
     rows = [row(name, pack_tokens, scale) for name in names for pack_tokens in CONTEXTS]
-    print(f"worst: fill {min(r['fill'] for r in rows):.4%}, area spread {max(r['spread'] for r in rows):.4f}")
+    print(f"worst: fill {min(r['fill'] for r in rows):.4%}, weight spread {max(r['spread'] for r in rows):.4f}")
     speeds = []
     for policy in ("concat", "best_fit", "balanced"):
         with multiprocessing.get_context("spawn").Pool(1) as alone:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def row(name: str, pack_tokens: int, scale: int) -> dict:
-    """Fill of best_fit and area spread of balanced on a dataset."""
+    """Fill of best_fit and weight spread of balanced on a dataset."""
     rng = np.random.default_rng(1)
     lengths = datasets.documents(name, 1_000_000 // scale, rng)
     fill, _, fitted_spread = _figures(lengths, Packing(pack_tokens))
@@ -65,18 +65,18 @@ def row(name: str, pack_tokens: int, scale: int) -> dict:
 
 
 def _figures(lengths: np.ndarray, packing: Packing) -> tuple[float, int, float]:
-    """Fill, number of steps and mean area spread of an epoch."""
-    windows, place, tokens, areas = Windows(lengths, None, packing, RANKS, 0), Place(), 0, []
+    """Fill, number of steps and mean weight spread of an epoch."""
+    windows, place, tokens, weights = Windows(lengths, None, packing, RANKS, 0), Place(), 0, []
     while place.epoch == 0:
         window = windows.at(place)
         tokens += int(window.packs.tokens.sum())
-        areas.append(window.packs.areas)
+        weights.append(window.packs.weights)
         place = windows.following(place, window)
-    areas = np.concatenate(areas).astype(np.float64)
+    weights = np.concatenate(weights).astype(np.float64)
     assert tokens == lengths.sum()
-    steps = areas[: len(areas) // RANKS * RANKS].reshape(-1, RANKS)
+    steps = weights[: len(weights) // RANKS * RANKS].reshape(-1, RANKS)
     spreads = steps.max(1) / steps.mean(1)
-    return tokens / (len(areas) * packing.pack_tokens), len(steps), float(spreads.mean())
+    return tokens / (len(weights) * packing.pack_tokens), len(steps), float(spreads.mean())
 
 
 def speed(policy: str, num_documents: int) -> dict:

@@ -1,12 +1,14 @@
 """The benches run: what they measure is left to whoever starts them."""
 
 import errno
+import itertools
 import json
 import subprocess
 import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,15 +19,16 @@ from hsap.data.packing import Packing
 from hsap.data.store import DocumentStore
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
+from hsap.ir.program import Op
 from hsap.planners import AUTO, PLANNERS
 from tests.bench import accuracy, gpu, loader, namespaces, nodes, packing, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
-from tests.bench.attention.interpreter import dispatch
+from tests.bench.attention import interpreter
 from tests.bench.packs import KINDS, pack, scaled
 from tests.bench.planning import __main__ as planning
 from tests.bench.planning import passes, tables
-from tests.bench.planning.cases import BYTES, MASKS, SECTIONS, WORKLOADS, Case, cases, measure, peers
+from tests.bench.planning.cases import BYTES, HEADS, MASKS, MORE_HEADS, SECTIONS, WORKLOADS, Case, cases, measure, peers
 from tests.bench.record import caption, conditions, record
 from tests.parity import REPOSITORY
 
@@ -115,8 +118,21 @@ def test_the_whole_bench_prints_and_keeps_its_lines(capsys, tmp_path):
         assert words in out and words in document.read_text(encoding="utf-8")
 
 
-def test_sections_are_known():
-    assert all(cases(section, ["ldc@131072"], (32,)) for section in SECTIONS)
+def test_each_section_changes_one_thing():
+    made = {section: cases(section, ["ldc@131072"], (16, 32)) for section in SECTIONS}
+    found = {
+        section: [(str(case.topology), case.heads, case.mask) for case in several] for section, several in made.items()
+    }
+    assert found == {
+        "planners": [("16x1", HEADS, "causal"), ("32x1", HEADS, "causal")],
+        "topologies": [(shape, HEADS, "causal") for shape in ("8x2", "2x8", "16x2", "4x8")],
+        "heads": [("16x1", MORE_HEADS, "causal"), ("32x1", MORE_HEADS, "causal")],
+        "masks": [("32x1", HEADS, mask) for mask in MASKS],
+    }
+    for section, several in made.items():
+        assert all(case.section == section and case.workload == "ldc@131072" for case in several)
+        assert all([*map(list, case.batches)] == WORKLOADS["ldc@131072"][: len(case.batches)] for case in several)
+        assert {problem.layout.num_tokens for case in several for problem in case.problems()} == {131072}
 
 
 def test_the_accuracy_bench_measures_every_tensor():
@@ -150,13 +166,22 @@ def test_the_attention_bench_compares_with_one_process_and_with_others(capsys):
     assert "mood" in lines[3]["refused"] and "mood" in capsys.readouterr().out
 
 
-def test_the_interpreter_is_measured_with_nothing_to_compute():
+def test_the_interpreter_is_measured_with_nothing_to_compute(monkeypatch):
+    """A clock goes on by 1 ms when it is read: so long takes a run of a rank and direction, and so does each step."""
     plan = hsap.compile(attention_cases.QUICK[0].problem(4), "sap")
-    found = dispatch(plan, 3)
-    assert (
-        0.1 < found.us_per_instruction < 1000 and {"attend", "attend_grad", "launch", "wait"} <= found.us_by_step.keys()
-    )
-    assert abs(found.instructions - plan.num_instructions) < plan.num_instructions
+    small = interpreter.miniature(plan)
+    assert small.num_ranks == plan.num_ranks == 4 and small.planner == "sap"
+    assert small.problem.layout.num_tokens == interpreter.SMALL_TOKENS
+    ticks = itertools.count()
+    monkeypatch.setattr(interpreter, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-3))
+    found = interpreter.dispatch(plan, 3)
+    assert found.instructions == small.num_instructions
+    assert found.us_per_instruction == pytest.approx(4 * 2 * 1e3 / small.num_instructions)
+    ops = {Op(op).name.lower() for pair in small.programs for programs in pair for op in programs.op}
+    assert {"attend", "attend_grad", "launch", "wait", "copy", "merge", "sum"} <= ops
+    # A round's messages are joined to its launch, and accumulators are emptied before they are used.
+    assert found.us_by_step.keys() == {"empty", *ops} - {"send", "recv"}
+    assert [*found.us_by_step.values()] == pytest.approx([1e3] * len(found.us_by_step))
 
 
 def test_scaled_packs_keep_their_documents_shares():

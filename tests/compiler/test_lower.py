@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hsap.compiler.lay import lay
 from hsap.compiler.lower import ALL, CODE, HELD, lower
 from hsap.compiler.order import order
 from hsap.compiler.trays import SpanTable
-from hsap.compiler.widen import widen
+from hsap.compiler.widen import Wide, widen
 from hsap.ir.block import cut_blocks
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -44,9 +45,9 @@ def draft(planner: str, direction: str, resharded: bool = False, lengths=(40, 3,
     return lowered(strategy.shards, wide, direction, num_ranks, resharded)
 
 
-def lowered(shards, *rest) -> SimpleNamespace:
+def lowered(shards, wide: Wide, direction: str, num_ranks: int, resharded: bool) -> SimpleNamespace:
     """The tables of a draft as columns with names."""
-    made = lower(SpanTable.of(shards, shards.spans), *rest)
+    made = lower(lay(SpanTable.of(shards, shards.spans), wide, direction, num_ranks), resharded)
     code = dict(zip(CODE, made.code)) | {"buf": made.code[len(CODE) :].T}
     return SimpleNamespace(code=code, buffers=dict(zip(HELD, made.buffers)), index=made.index, spans=made.table.spans)
 
@@ -144,14 +145,14 @@ def test_head_groups_are_packed_before_they_leave_home():
     made = lowered(shards, wide, "forward", 2, False)
     code = made.code
     sends = np.flatnonzero(code["op"] == Op.SEND)
-    assert code["group"][sends].tolist() == [0, 1] and (code["rank"][sends] == 0).all()
+    assert code["run"][sends].tolist() == [0, 1] and (code["rank"][sends] == 0).all()
     copies = np.flatnonzero((code["op"] == Op.COPY) & (code["role"] == Role.KV))
     assert code["buf"][copies, 1].tolist() == code["buf"][sends, 0].tolist()
     assert (copies < sends).all()
-    assert made.buffers["group"][code["buf"][copies, 0]].tolist() == [ALL, ALL]
+    assert made.buffers["run"][code["buf"][copies, 0]].tolist() == [ALL, ALL]
     attends = code["op"] == Op.ATTEND
     slices = [made.index[a:b].tolist() for a, b in zip(code["slice"][attends], code["last"][attends])]
-    assert sorted(zip(slices, code["group"][attends])) == [([b], g) for b in range(3) for g in (0, 1)]
+    assert sorted(zip(slices, code["run"][attends])) == [([b], g) for b in range(3) for g in (0, 1)]
 
 
 def test_a_rank_on_the_way_home_folds_a_partial_result_and_sends_it_on():

@@ -122,7 +122,7 @@ def test_a_watch_sees_every_pass_and_what_it_makes():
     plan = build(given, strategy, "magi", {}, lambda *told: seen.append(told))
     assert [name for name, _, _ in seen] == [
         "place_rows",
-        *["order", "relay", "widen", "lower", "expand", "place_buffers"] * 4,
+        *["order", "relay", "widen", "lay", "lower", "expand", "place_buffers"] * 4,
     ]
     assert all(cpu_s >= 0 for _, cpu_s, _ in seen)
     placed = [made for name, _, made in seen if name == "place_buffers"]
@@ -136,5 +136,5 @@ def test_a_watch_sees_passes_that_run_again_for_a_small_arena():
     names = []
     build(small, run("sap", small, {}), "sap", {}, lambda name, cpu_s, made: names.append(name))
     at = names.index("without_overlap")
-    again = ["widen", "lower", "expand", "place_buffers"]
-    assert names[at - 4 : at + 5] == [*again, "without_overlap", *again]
+    again = ["widen", "lay", "lower", "expand", "place_buffers"]
+    assert names[at - 5 : at + 6] == [*again, "without_overlap", *again]

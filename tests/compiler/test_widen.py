@@ -22,10 +22,10 @@ from tests.strategies import scattered
 QUERY_SIDE = (Role.Q, Role.O, Role.DO, Role.DQ)
 
 
-def by_group(table, runs, names) -> Counter:
-    """Rows of a table, one for every head group of its run."""
+def by_group(table, column: str, runs, names) -> Counter:
+    """Rows of a table, one for every head group of the run that a column names."""
     out = Counter()
-    for run, *row in zip(*(getattr(table, name).tolist() for name in ("group", *names))):
+    for run, *row in zip(*(getattr(table, name).tolist() for name in (column, *names))):
         first, count = runs[run]
         out.update((group, *row) for group in range(first, first + count))
     return out
@@ -34,10 +34,11 @@ def by_group(table, runs, names) -> Counter:
 def places(wide: Wide) -> dict:
     """Runs of each role of a shard on each rank away from home, by (role, rank, shard)."""
     out: dict = {}
-    for table, end in zip(wide.transfers, ("dst", "src")):
-        for i in range(len(table)):
-            key = int(table.role[i]), int(getattr(table, end)[i]), int(table.shard[i])
-            out.setdefault(key, set()).add(wide.runs.runs[table.group[i]])
+    moves = wide.moves
+    for i in range(len(moves)):
+        away = moves.src if moves.role[i] in PARTIAL_ROLES else moves.dst
+        key = int(moves.role[i]), int(away[i]), int(moves.shard[i])
+        out.setdefault(key, set()).add(wide.runs.runs[moves.run[i]])
     return out
 
 
@@ -60,10 +61,9 @@ def test_every_group_does_what_it_did(seed, num_groups, direction, relays, detou
     wide = widen(strategy.shards, schedule, transfers, 4, num_groups)
     lone = [(group, 1) for group in range(num_groups)]
     names = ("block", "rank", "stage")
-    assert by_group(wide.schedule, wide.runs.runs, names) == by_group(schedule, lone, names)
-    for made, table in zip(wide.transfers, transfers):
-        names = ("role", "shard", "src", "dst", "stage", "until")
-        assert by_group(made, wide.runs.runs, names) == by_group(table, lone, names)
+    assert by_group(wide.entries, "run", wide.runs.runs, names) == by_group(schedule, "group", lone, names)
+    names, table = ("role", "shard", "src", "dst", "stage", "until"), Transfers.join(*transfers)
+    assert by_group(wide.moves, "run", wide.runs.runs, names) == by_group(table, "group", lone, names)
     check_places(wide, strategy.shards)
 
 
@@ -87,17 +87,16 @@ def check_places(wide: Wide, shards: Shards) -> None:
         first, stop = run[0], sum(run)
         return shards.home[shard] == rank or any(a <= first and stop <= a + n for a, n in runs[side, rank, shard])
 
-    schedule = wide.schedule
+    entries, moves = wide.entries, wide.moves
     for role in (Role.Q, Role.KV):
-        for rank, shard, run in zip(schedule.rank, schedule.shard_of(role), schedule.group):
+        for rank, shard, run in zip(entries.rank, entries.shard_of(role), entries.run):
             assert holds(role in QUERY_SIDE, int(rank), int(shard), wide.runs.runs[run])
-    for table in wide.transfers:
-        for i in range(len(table)):
-            role, shard, run = int(table.role[i]), int(table.shard[i]), wide.runs.runs[table.group[i]]
-            via = int(table.dst[i] if role in PARTIAL_ROLES else table.src[i])
-            assert holds(role in QUERY_SIDE, via, shard, run)
-            if shards.home[shard] != via and role not in PARTIAL_ROLES:
-                assert run in runs[role in QUERY_SIDE, via, shard]
+    for i in range(len(moves)):
+        role, shard, run = int(moves.role[i]), int(moves.shard[i]), wide.runs.runs[moves.run[i]]
+        via = int(moves.dst[i] if role in PARTIAL_ROLES else moves.src[i])
+        assert holds(role in QUERY_SIDE, via, shard, run)
+        if shards.home[shard] != via and role not in PARTIAL_ROLES:
+            assert run in runs[role in QUERY_SIDE, via, shard]
 
 
 @pytest.mark.parametrize("num_groups", [2, 3, 8])
@@ -108,13 +107,13 @@ def test_what_all_do_alike_is_done_once(num_groups):
     schedule = Schedule(blocks, block, group, np.ones_like(block), np.where(blocks.kv[block] == 0, 1, 0))
     wide = widen(shards, schedule, order(shards, schedule, "forward"), 2, num_groups)
     assert wide.runs.runs == ((0, num_groups),) and wide.runs.is_whole.all()
-    assert len(wide.schedule.block) == 2 and [len(table) for table in wide.transfers] == [1, 0]
+    assert len(wide.entries.block) == 2 and wide.moves.role.tolist() == [Role.KV]
     # One group later: its rows come later too, and everything is parted there.
     late = Schedule(blocks, block, group, np.ones_like(block), schedule.stage + (block == 0) * (group == 1))
     wide = widen(shards, late, order(shards, late, "forward"), 2, num_groups)
-    found = sorted(wide.runs.runs[run] for run in wide.transfers[0].group)
+    found = sorted(wide.runs.runs[run] for run in wide.moves.run)
     assert found == [run for run in ((0, 1), (1, 1), (2, num_groups - 2)) if run[1]]
-    own = wide.schedule.group[wide.schedule.block == 1]
+    own = wide.entries.run[wide.entries.block == 1]
     assert [wide.runs.runs[run] for run in own] == [(0, num_groups)]
 
 
@@ -135,7 +134,7 @@ def test_more_groups_than_bits_stay_apart():
     group = np.arange(MOST_GROUPS + 1)
     schedule = Schedule(blocks, 0 * group, group, 0 * group + 1, 0 * group + 1)
     wide = widen(shards, schedule, order(shards, schedule, "forward"), 2, len(group))
-    assert wide.runs.runs == tuple((g, 1) for g in group.tolist()) and len(wide.transfers[0]) == len(group)
+    assert wide.runs.runs == tuple((g, 1) for g in group.tolist()) and len(wide.moves) == len(group)
 
 
 def _three_apart() -> tuple[Shards, Schedule, tuple[Transfers, Transfers]]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hsap.data.packing import POLICIES, Packing, PackStream, Pieces, count_long, deal, epoch_packs, pack_area
+from hsap.data.packing import POLICIES, Packing, PackStream, Pieces, count_long, deal, epoch_packs, pack_weight
 from hsap.data.packing.windows import Place, Windows
 
 lengths_strategy = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 80)), min_size=1, max_size=60).filter(any)
@@ -154,8 +154,8 @@ def test_balanced_evens_out_the_area_of_a_step(pack_tokens, packs_per_step):
     ratios = []
     for first in range(0, len(packs), packs_per_step):
         step = packs[first : first + packs_per_step]
-        areas = [sum(pack_area(pack) for batch in deal(step, rank, 8) for pack in batch) for rank in range(8)]
-        ratios.append(max(areas) / np.mean(areas))
+        weights = [sum(pack_weight(pack) for batch in deal(step, rank, 8) for pack in batch) for rank in range(8)]
+        ratios.append(max(weights) / np.mean(weights))
     assert np.mean(ratios) < 1.03
     assert lengths.sum() / (len(packs) * pack_tokens) > 0.9
 
@@ -334,10 +334,10 @@ def test_dealing_balances_attention_area():
     ratios, contiguous = [], []
     for _ in range(12):
         packs = next(stream).packs
-        areas = [sum(pack_area(p) for batch in deal(packs, rank, 4, 2) for p in batch) for rank in range(4)]
-        ratios.append(max(areas) / np.mean(areas))
-        areas = [sum(map(pack_area, packs[rank * 8 : rank * 8 + 8])) for rank in range(4)]
-        contiguous.append(max(areas) / np.mean(areas))
+        weights = [sum(pack_weight(p) for batch in deal(packs, rank, 4, 2) for p in batch) for rank in range(4)]
+        ratios.append(max(weights) / np.mean(weights))
+        weights = [sum(map(pack_weight, packs[rank * 8 : rank * 8 + 8])) for rank in range(4)]
+        contiguous.append(max(weights) / np.mean(weights))
     assert np.mean(ratios) < 1.1 < np.mean(contiguous)
 
 

@@ -13,7 +13,7 @@ from hsap.ir.layout import Layout
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.planners import run
-from hsap.tune.links import Links
+from hsap.tune.contention import Links
 from hsap.tune.stages import price
 from tests.bench import stagemodel
 

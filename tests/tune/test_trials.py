@@ -17,8 +17,8 @@ from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.tune.found import Row
 from hsap.tune.job import Job
-from hsap.tune.measure import Measured, check_measurable, measure
 from hsap.tune.setting import Setting
+from hsap.tune.trials import Measured, check_measurable, measure
 
 MODEL = ModelConfig(2048, 2, 128, 8, 4, 16, 352)
 PATIENCE_S = 60

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hsap import clusters
-from hsap.data.packing import deal, deal_all, deal_by_area
+from hsap.data.packing import deal, deal_all, deal_by_weight
 from hsap.ir.check import Refused
 from hsap.models import ModelConfig
 from hsap.train.config import train_config
@@ -17,9 +17,9 @@ from hsap.tune import table
 from hsap.tune.choices import Refusals, shapes, too_large
 from hsap.tune.experiment import chosen, overrides, write
 from hsap.tune.job import Job, packs_per_step
-from hsap.tune.measure import Measured, override
 from hsap.tune.search import tune
 from hsap.tune.setting import GIB
+from hsap.tune.trials import Measured, override
 from tests.bench.planning.cases import FOLDER
 
 MODEL = ModelConfig(2048, 2, 128, 8, 4, 16, 352)
@@ -79,14 +79,14 @@ def test_all_groups_are_dealt_as_each_is() -> None:
 
 @pytest.mark.parametrize(("dp", "micro"), [(1, 2), (3, 1), (2, 4), (4, 3)])
 def test_packs_go_to_the_least_loaded_rank_with_room(dp, micro) -> None:
-    areas = np.random.default_rng(dp).integers(0, 9, 24).tolist()
+    weights = np.random.default_rng(dp).integers(0, 9, 24).tolist()
     loads, hands = [0] * dp, [[] for _ in range(dp)]
-    for at, pack in enumerate(sorted(range(24), key=lambda pack: (-areas[pack], pack))):
+    for at, pack in enumerate(sorted(range(24), key=lambda pack: (-weights[pack], pack))):
         full = micro * (at // (dp * micro) + 1)
         rank = min((rank for rank in range(dp) if len(hands[rank]) < full), key=loads.__getitem__)
         hands[rank].append(pack)
-        loads[rank] += areas[pack]
-    assert deal_by_area(areas, dp, micro).tolist() == np.reshape(hands, (dp, -1, micro)).tolist()
+        loads[rank] += weights[pack]
+    assert deal_by_weight(weights, dp, micro).tolist() == np.reshape(hands, (dp, -1, micro)).tolist()
 
 
 def test_packs_are_weighed_as_their_masks_show_them(monkeypatch) -> None:

@@ -7,8 +7,8 @@ own, window by window; the packs of one epoch follow those of the one before, so
 one and the first of the next. Each policy is a file: `concat`, `best_fit`, `balanced`.
 """
 
-from hsap.data.packing.deal import check_dealing, deal, deal_all, deal_by_area
-from hsap.data.packing.packs import Pack, Packs, Piece, Pieces, StepPacks, pack_area
+from hsap.data.packing.deal import check_dealing, deal, deal_all, deal_by_weight
+from hsap.data.packing.packs import Pack, Packs, Piece, Pieces, StepPacks, pack_weight
 from hsap.data.packing.settings import (
     LONG_DOCUMENTS,
     MAX_DELAY_STEPS,
@@ -38,7 +38,7 @@ __all__ = [
     "count_long",
     "deal",
     "deal_all",
-    "deal_by_area",
+    "deal_by_weight",
     "epoch_packs",
-    "pack_area",
+    "pack_weight",
 ]

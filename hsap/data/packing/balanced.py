@@ -1,15 +1,15 @@
-"""balanced: the packs of a step have near-equal attention area, so that no data-parallel rank waits for another.
+"""balanced: the packs of a step have near-equal weight, so that no data-parallel rank waits for another.
 
 After WLB-LLM (Wang et al., OSDI 2025, §4), which packs to a variable length under a limit of tokens, always the longest
 document left into the pack with the least work, and holds outliers back until there is one for every pack. In a window:
 
-1. Documents whose area alone is more than a mean pack's are outliers. From long to short, as many as a step has packs
+1. Documents whose weight alone is more than a mean pack's are outliers. From long to short, as many as a step has packs
    make a group of near-equal ones, and each group goes into a step drawn at random.
 2. All others stay in their random order, and are spread over the steps so that all hold near-equal tokens.
-3. Within a step, pieces go from long to short into the pack with the least area that has room; what finds none waits
+3. Within a step, pieces go from long to short into the pack with the least weight that has room; what finds none waits
    for the next step.
 
-Area is the sum of squared lengths (`pack_area`). Ours: the windows, which bound how far a document moves and keep
+Weight is the sum of squared lengths (`pack_weight`). Ours: the windows, which bound how far a document moves and keep
 nothing beyond a window for a checkpoint to hold, where WLB-LLM has queues by fixed thresholds and without a deadline;
 no term for work that is linear in tokens (packs of a step without outliers come out near-equal in it, too).
 """
@@ -23,19 +23,19 @@ from hsap.data.packing.settings import cut
 from hsap.loops import loop
 
 FILL = 0.97
-"""Part of a step's tokens that is used: the room left is what lets areas become equal."""
+"""Part of a step's tokens that is used: the room left is what lets weights become equal."""
 SHARE = 0.2
-"""Part of a pack's area that a document may have and not be an outlier."""
+"""Part of a pack's weight that a document may have and not be an outlier."""
 
 
 def balanced(
-    pieces: Pieces, atomic: np.ndarray, pack_tokens: int, packs_per_step: int, random: np.random.Generator
+    pieces: Pieces, uncut: np.ndarray, pack_tokens: int, packs_per_step: int, random: np.random.Generator
 ) -> Packs:
     """Pack pieces into whole steps of `packs_per_step` packs, some of which may be empty.
 
-    atomic: bool [num_pieces]. Of pieces longer than a pack these get one of their own, and the others are cut.
+    uncut: bool [num_pieces]. Of pieces longer than a pack these get one of their own, and the others are cut.
     """
-    pieces, _ = cut(pieces, atomic, pack_tokens)
+    pieces, _ = cut(pieces, uncut, pack_tokens)
     if not len(pieces):
         return Packs(pieces, np.zeros(1, np.int64))
     tokens = pieces.tokens
@@ -70,8 +70,8 @@ def _steps(tokens: np.ndarray, pack_tokens: int, packs_per_step: int, random: np
 def _count_outliers(long_first: np.ndarray, pack_tokens: int) -> int:
     """How many of the longest are too long to be evened out by what comes after them."""
     tokens = long_first[::-1].astype(np.float64)
-    pack_area = FILL * pack_tokens * np.cumsum(tokens**2) / np.cumsum(tokens)
-    evened = np.flatnonzero(tokens**2 <= SHARE * pack_area)
+    pack_weight = FILL * pack_tokens * np.cumsum(tokens**2) / np.cumsum(tokens)
+    evened = np.flatnonzero(tokens**2 <= SHARE * pack_weight)
     return len(tokens) - (evened[-1] + 1 if len(evened) else 0)
 
 
@@ -103,7 +103,7 @@ def _deal(tokens, borders, packs_per_step, pack_tokens):
     step = 0
     while step < len(borders) - 1 or num_waiting:
         at, end = (borders[step], borders[step + 1]) if step < len(borders) - 1 else (0, 0)
-        area = np.zeros(packs_per_step, np.float64)
+        weight = np.zeros(packs_per_step, np.float64)
         room = np.full(packs_per_step, pack_tokens)
         num_left = 0
         i = 0
@@ -116,8 +116,8 @@ def _deal(tokens, borders, packs_per_step, pack_tokens):
                 at += 1
             best = -1
             for k in range(packs_per_step):
-                fits = tokens[piece] <= room[k] or area[k] == 0
-                if fits and (best < 0 or area[k] < area[best]):
+                fits = tokens[piece] <= room[k] or weight[k] == 0
+                if fits and (best < 0 or weight[k] < weight[best]):
                     best = k
             if best < 0:
                 left[num_left] = piece
@@ -125,7 +125,7 @@ def _deal(tokens, borders, packs_per_step, pack_tokens):
                 continue
             pack[piece] = step * packs_per_step + best
             room[best] -= tokens[piece]
-            area[best] += float(tokens[piece]) ** 2
+            weight[best] += float(tokens[piece]) ** 2
         waiting, left = left, waiting
         num_waiting = num_left
         step += 1

@@ -31,13 +31,13 @@ TRIES = 8
 """Pairs that are tried."""
 
 
-def best_fit(pieces: Pieces, atomic: np.ndarray, pack_tokens: int, random: np.random.Generator) -> Packs:
-    """Pack pieces; of those longer than a pack the atomic ones get one of their own, and the others are cut.
+def best_fit(pieces: Pieces, uncut: np.ndarray, pack_tokens: int, random: np.random.Generator) -> Packs:
+    """Pack pieces; of those longer than a pack the uncut ones get one of their own, and the others are cut.
 
-    atomic: bool [num_pieces].
+    uncut: bool [num_pieces].
     """
-    cuttable = pieces.tokens > np.where(atomic, pieces.tokens, pack_tokens)
-    pieces, row = cut(pieces, atomic, pack_tokens)
+    cuttable = pieces.tokens > np.where(uncut, pieces.tokens, pack_tokens)
+    pieces, row = cut(pieces, uncut, pack_tokens)
     pack, num_packs = _fill(pieces.tokens, pack_tokens, int(random.integers(1 << 31)))
     pieces, pack = _fill_gaps(pieces, pack, num_packs, cuttable[row], pack_tokens)
     used, pack = np.unique(pack, return_inverse=True)

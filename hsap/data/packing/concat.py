@@ -12,19 +12,19 @@ from hsap.data.packing.packs import Packs, Pieces
 from hsap.loops import loop
 
 
-def concat(pieces: Pieces, atomic: np.ndarray, pack_tokens: int) -> tuple[Packs, np.ndarray]:
+def concat(pieces: Pieces, uncut: np.ndarray, pack_tokens: int) -> tuple[Packs, np.ndarray]:
     """Concatenate and cut; the last pack may have room left.
 
-    atomic: bool [num_pieces], what may not be cut. Gives the packs, and for each of their pieces which of `pieces` it
+    uncut: bool [num_pieces], what may not be cut. Gives the packs, and for each of their pieces which of `pieces` it
     is of: int64.
     """
-    row, start, stop, borders = _concat(pieces.tokens, atomic, pack_tokens)
+    row, start, stop, borders = _concat(pieces.tokens, uncut, pack_tokens)
     first = pieces.start[row]
     return Packs(Pieces(pieces.document[row], first + start, first + stop), borders), row
 
 
 @loop
-def _concat(tokens, atomic, pack_tokens):
+def _concat(tokens, uncut, pack_tokens):
     most = len(tokens) + tokens.sum() // pack_tokens + 1
     row, start, stop = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     borders = np.zeros(most + 1, np.int64)
@@ -32,12 +32,12 @@ def _concat(tokens, atomic, pack_tokens):
     room = pack_tokens
     for i in range(len(tokens)):
         at = 0
-        if atomic[i] and room < tokens[i] and borders[packs] < pieces:
+        if uncut[i] and room < tokens[i] and borders[packs] < pieces:
             packs += 1
             borders[packs] = pieces
             room = pack_tokens
         while at < tokens[i]:
-            end = tokens[i] if atomic[i] else min(tokens[i], at + room)
+            end = tokens[i] if uncut[i] else min(tokens[i], at + room)
             row[pieces], start[pieces], stop[pieces] = i, at, end
             pieces += 1
             room -= end - at

@@ -7,15 +7,15 @@ from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 
-from hsap.data.packing.packs import Pack, pack_area
+from hsap.data.packing.packs import Pack, pack_weight
 from hsap.ir.check import whole
 
 
 def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1) -> list[list[Pack]]:
     """Deal the packs of a step to data-parallel ranks: this rank's micro-batches, each of `micro_packs` packs.
 
-    Packs go from large to small attention area in rounds of dp_size × micro_packs, one micro-batch to each rank a
-    round, the next pack always to the least loaded rank that still has room. So ranks carry near-equal area over the
+    Packs go from large to small weight in rounds of dp_size × micro_packs, one micro-batch to each rank a
+    round, the next pack always to the least loaded rank that still has room. So ranks carry near-equal weight over the
     step and in each micro-step, and the largest micro-batch comes first. Over all ranks every pack is dealt once.
     Errors (ValueError): a number of packs that doesn't divide.
     """
@@ -25,24 +25,24 @@ def deal(packs: Sequence[Pack], dp_rank: int, dp_size: int, micro_packs: int = 1
 
 def deal_all(packs: Sequence[Pack], dp_size: int, micro_packs: int = 1) -> list[list[list[Pack]]]:
     """Deal the packs of a step as `deal` does: the micro-batches of every data-parallel rank."""
-    dealt = deal_by_area([pack_area(pack) for pack in packs], dp_size, micro_packs)
+    dealt = deal_by_weight([pack_weight(pack) for pack in packs], dp_size, micro_packs)
     return [[[packs[index] for index in micro] for micro in mine] for mine in dealt.tolist()]
 
 
-def deal_by_area(areas: Sequence[int], dp_size: int, micro_packs: int = 1) -> np.ndarray:
-    """Deal packs of these areas as `deal` does: the index of each, int64 [dp_size, num_micro_steps, micro_packs]."""
-    check_dealing(len(areas), dp_size, micro_packs)
-    descending = sorted(range(len(areas)), key=lambda index: (-areas[index], index))
+def deal_by_weight(weights: Sequence[int], dp_size: int, micro_packs: int = 1) -> np.ndarray:
+    """Deal packs of these weights as `deal` does: the index of each, int64 [dp_size, num_micro_steps, micro_packs]."""
+    check_dealing(len(weights), dp_size, micro_packs)
+    descending = sorted(range(len(weights)), key=lambda index: (-weights[index], index))
     loads = [0] * dp_size
     dealt: list[list[int]] = [[] for _ in range(dp_size)]
     round_packs = dp_size * micro_packs
-    for first in range(0, len(areas), round_packs):
+    for first in range(0, len(weights), round_packs):
         waiting = list(zip(loads, range(dp_size)))
         heapify(waiting)
         for index in descending[first : first + round_packs]:
             load, rank = waiting[0]
             dealt[rank].append(index)
-            loads[rank] = load + areas[index]
+            loads[rank] = load + weights[index]
             if len(dealt[rank]) * round_packs < (first + round_packs) * micro_packs:
                 heapreplace(waiting, (loads[rank], rank))
             else:

@@ -107,15 +107,15 @@ class Packs:
         return self._sums(self.pieces.tokens)
 
     @property
-    def areas(self) -> np.ndarray:
-        """`pack_area` of each pack: int64 [num_packs]."""
+    def weights(self) -> np.ndarray:
+        """`pack_weight` of each pack: int64 [num_packs]."""
         return self._sums(self.pieces.tokens**2)
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         return np.diff(np.concatenate([[0], np.cumsum(values)])[self.borders])
 
 
-def pack_area(pack: Pack) -> int:
+def pack_weight(pack: Pack) -> int:
     """Weigh a pack by its attention: the sum of squared piece lengths.
 
     These are the pairs of full attention, and twice those of causal attention but for one a token. Of layers whose mask

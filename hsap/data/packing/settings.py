@@ -11,6 +11,7 @@ from hsap.data.packing.packs import Pieces
 from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole, wholes
 
 POLICIES = ("best_fit", "balanced", "concat")
+"""Each has a file that packs, and in `Windows` a method of its name that feeds it."""
 LONG_DOCUMENTS = ("cut", "keep", "drop")
 WINDOW = 1 << 19
 """Documents that are looked at together: half a million pack in a third of a second, and fill 99.9 % of 128K tokens."""
@@ -103,15 +104,15 @@ def count_long(lengths: np.ndarray, uncut: np.ndarray | None, packing: Packing) 
     counts = []
     documents = Pieces(np.arange(len(lengths)), np.zeros(len(lengths), np.int64), np.asarray(lengths, np.int64))
     for _, pack_tokens in packing.stages:
-        stays, atomic = judge(documents, uncut, pack_tokens, packing)
+        stays, kept = judge(documents, uncut, pack_tokens, packing)
         long = documents.stop > pack_tokens
         dropped = documents.stop[~stays]
         counts.append(
             LongDocuments(
                 pack_tokens=pack_tokens,
                 empty=int((documents.stop == 0).sum()),
-                cut=int((long & stays & ~atomic).sum()),
-                kept=int((long & stays & atomic).sum()),
+                cut=int((long & stays & ~kept).sum()),
+                kept=int((long & stays & kept).sum()),
                 dropped=len(dropped),
                 dropped_tokens=int(dropped.sum()),
             )
@@ -127,34 +128,32 @@ def count_long(lengths: np.ndarray, uncut: np.ndarray | None, packing: Packing) 
 def judge(
     pieces: Pieces, uncut: np.ndarray | None, pack_tokens: int, packing: Packing
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Say which pieces are packed, and which of them may not be cut: two of bool [num_pieces].
+    """Say which pieces are packed, and which of them stay uncut: two of bool [num_pieces].
 
-    A piece that may not be cut is either no longer than a pack or gets one of its own. What an earlier stage left of a
-    document is judged by its own length.
+    uncut: of documents, see `count_long`. A piece that stays uncut is no longer than a pack or gets one of its own.
+    What an earlier stage left of a document is judged by its own length.
     """
     tokens = pieces.tokens
-    atomic = np.zeros(len(pieces), bool) if uncut is None else uncut[pieces.document]
+    asked = np.zeros(len(pieces), bool) if uncut is None else uncut[pieces.document]
     long = tokens > pack_tokens
-    stays = np.ones(len(pieces), bool)
     if packing.long_documents == "keep":
         kept = long & (tokens <= packing.max_document_tokens)
-        return ~(long & atomic & ~kept), atomic | kept
-    stays[long & (atomic | (packing.long_documents == "drop"))] = False
-    return stays, atomic
+        return ~(long & asked & ~kept), asked | kept
+    return ~(long & (asked | (packing.long_documents == "drop"))), asked
 
 
-def cut(pieces: Pieces, atomic: np.ndarray, pack_tokens: int) -> tuple[Pieces, np.ndarray]:
+def cut(pieces: Pieces, uncut: np.ndarray, pack_tokens: int) -> tuple[Pieces, np.ndarray]:
     """Cut what is longer than a pack into packs and a rest, but for what may not be cut.
 
     Gives the parts, and for each of them which of `pieces` it is of: int64.
     """
-    parts = np.where(atomic, 1, -(-pieces.tokens // pack_tokens))
+    parts = np.where(uncut, 1, -(-pieces.tokens // pack_tokens))
     if np.all(parts == 1):
         return pieces, np.arange(len(pieces))
     row = np.repeat(np.arange(len(pieces)), parts)
     part = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
     start = pieces.start[row] + part * pack_tokens
-    stop = np.where(atomic[row], pieces.stop[row], np.minimum(start + pack_tokens, pieces.stop[row]))
+    stop = np.where(uncut[row], pieces.stop[row], np.minimum(start + pack_tokens, pieces.stop[row]))
     return Pieces(pieces.document[row], start, stop), row
 
 

@@ -74,7 +74,7 @@ class Windows:
     def _packed(self, place: Place, rows: _Rows) -> Window:
         num_rows = self._num_rows(place.epoch, rows) - place.first
         size = min(self._size(place.stage), num_rows)
-        pack = {"concat": self._concat, "best_fit": self._best_fit, "balanced": self._balanced}[self.packing.policy]
+        pack = getattr(self, f"_{self.packing.policy}")
         while True:
             pieces = self._pieces(place.epoch, rows, place.first, place.first + size, place.offset)
             window, fitting = pack(place, pieces, size == num_rows)
@@ -96,8 +96,8 @@ class Windows:
         """The unfinished pack at the end is left to the next window; where no other is, more rows are needed."""
         from hsap.data.packing.concat import concat
 
-        stays, atomic, pack_tokens = self._judge(place, pieces)
-        packs, row = concat(pieces[stays], atomic[stays], pack_tokens)
+        stays, uncut, pack_tokens = self._judge(place, pieces)
+        packs, row = concat(pieces[stays], uncut[stays], pack_tokens)
         if last or not len(packs) or packs.tokens[-1] >= pack_tokens:
             return Window(packs, place.first + len(pieces), 0), 0
         if len(packs) == 1:
@@ -111,21 +111,21 @@ class Windows:
     def _best_fit(self, place: Place, pieces: Pieces, last: bool) -> tuple[Window | None, int]:
         from hsap.data.packing.best_fit import best_fit
 
-        stays, atomic, pack_tokens = self._judge(place, pieces)
-        packs = best_fit(pieces[stays], atomic[stays], pack_tokens, self._random(place))
+        stays, uncut, pack_tokens = self._judge(place, pieces)
+        packs = best_fit(pieces[stays], uncut[stays], pack_tokens, self._random(place))
         return Window(packs, place.first + len(pieces), 0), 0
 
     def _balanced(self, place: Place, pieces: Pieces, last: bool) -> tuple[Window | None, int]:
         """Fewer rows, where they make more steps than a document may be delayed."""
         from hsap.data.packing.balanced import FILL, balanced
 
-        stays, atomic, pack_tokens = self._judge(place, pieces)
+        stays, uncut, pack_tokens = self._judge(place, pieces)
         step_tokens = self.packs_per_step * pack_tokens
         most = self.packing.max_delay_steps
         enough = max(int(np.searchsorted(np.cumsum(pieces.tokens), most * step_tokens * FILL, side="right")), 1)
         if enough < len(pieces):
             return None, enough
-        packs = balanced(pieces[stays], atomic[stays], pack_tokens, self.packs_per_step, self._random(place))
+        packs = balanced(pieces[stays], uncut[stays], pack_tokens, self.packs_per_step, self._random(place))
         steps = len(packs) // self.packs_per_step
         if steps > most and len(pieces) > 1:
             return None, max(min(len(pieces) * most // steps, len(pieces) - 1), 1)

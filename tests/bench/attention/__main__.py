@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hsap
-from hsap.bench.processes import run_ranks
+from hsap.calibrate.processes import run_ranks
 from hsap.cli.plan import read_planner
 from hsap.ir.check import Refused
 from hsap.ir.plan import Plan

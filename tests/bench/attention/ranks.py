@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsap.bench.processes import connect
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
 from hsap.runtime.executor import Session
@@ -21,6 +20,7 @@ from hsap.runtime.kernels import select_kernel
 from tests.bench.attention.cases import RING, ULYSSES, Case
 from tests.bench.attention.parts import watch
 from tests.bench.attention.peers import ContextParallel, Ulysses, VarlenAttention
+from tests.bench.connect import connect
 
 INPUTS, RESULTS = ("q", "k", "v", "do"), ("o", "dq", "dk", "dv")
 ALONE, BUSY, ALONE_AFTER = "alone", "busy", "alone after"

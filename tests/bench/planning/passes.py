@@ -21,7 +21,7 @@ from tests.bench.planning.cases import HEADS, WORKLOADS
 COLUMNS = {
     "choose": ("run",),
     "order": ("order", "relay", "prefetch", "without_overlap"),
-    "lower": ("lower",),
+    "lower": ("widen", "lay", "lower"),
     "expand": ("place_rows", "expand"),
     "buffers": ("place_buffers",),
     "verify": ("verify",),

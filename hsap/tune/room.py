@@ -1,4 +1,4 @@
-"""Fit: which settings of a shape a rank's memory holds, and what would hold a job that nothing does."""
+"""Room: which settings of a shape a rank's memory holds, and what would hold a job that nothing does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARENA_ROOM, LEAST_ARENA = 1.5, 12.0
 """Arena beyond what the priced micro-batches need, and its least multiple: others of the run may need far more."""
 
 
-class Fit:
+class Room:
     """Memory of a job's ranks. capacity: bytes of a rank, of which `reserve` are left alone."""
 
     def __init__(self, job: Job) -> None:

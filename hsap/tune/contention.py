@@ -1,4 +1,4 @@
-"""Links: how long what ranks send each other keeps them, where cards, directions and cores are shared.
+"""Contention: how long what ranks send each other keeps them, where cards, directions and cores are shared.
 
 A card divides its rate evenly among what flows through it. How long bytes flow then depends on when others do, and that
 on how long theirs flow: a first guess is run through the stages, and corrected by when things really met, a few times.

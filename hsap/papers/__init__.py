@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hsap.bench.paper import hybrid, masks, scalability, training
-from hsap.bench.paper.comparison import Table
-from hsap.bench.paper.pricing import Draw
+from hsap.papers import hybrid, masks, scalability, training
+from hsap.papers.comparison import Table
+from hsap.papers.pricing import Draw
 
 TABLES: dict[str, Callable[[Draw, int], Table]] = {
     "2": hybrid.table2,

@@ -5,16 +5,19 @@ The fitted terms are those of `hsap.sim.cost`, from its own functions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hsap.bench.links import INTER, INTRA
-from hsap.bench.measure import ROWS
+from hsap.calibrate.links import INTER, INTRA
+from hsap.calibrate.measure import ROWS
+from hsap.calibrate.readings import Kernel, Link, Network, Readings, Timed
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.program import Op, Role, Space
+from hsap.ir.slice import Q1
 from hsap.sim.cost import Kernels
 from hsap.sim.share import both_ways_s, crowding, of_each_way
 
@@ -62,18 +65,17 @@ def nonnegative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return out / scale
 
 
-def fit_kernels(measured: dict, heads: HeadShape, base: Cluster) -> tuple[Cluster, list[Residual]]:
-    """Fit overheads, rates and folds of attention, and rates of memory. measured: of `measure`, means over ranks."""
-    samples = [[s for s in measured["kernels"] if s[1] == direction] for direction in range(2)]
-    cluster = replace(base, flops_per_s=measured["matmul"], rows_efficiency=_rows_efficiency(samples, heads, base))
+def fit_kernels(found: Readings, heads: HeadShape, base: Cluster) -> tuple[Cluster, list[Residual]]:
+    """Fit overheads, rates and folds of attention, and rates of memory. found: means over ranks."""
+    samples = [[kernel for kernel in found.kernels if kernel.direction == direction] for direction in range(2)]
+    cluster = replace(base, flops_per_s=found.flops_per_s, rows_efficiency=_rows_efficiency(samples, heads, base))
     best = min(
         (_fit_attention(samples, heads, replace(cluster, diagonal_tokens=d)) for d in DIAGONALS),
         key=lambda fitted: fitted[0],
     )
     _, cluster, residuals = best
-    memory = measured["memory"]
-    num_bytes = np.array([_moved(what, rows, heads) for what, rows, _ in memory])
-    seconds, kinds = np.array([s[-1] for s in memory]), np.array([s[0] for s in memory])
+    num_bytes = np.array([_moved(one.what, one.rows, heads) for one in found.memory])
+    seconds, kinds = np.array([one.seconds for one in found.memory]), np.array([one.what for one in found.memory])
     # The overhead of an instruction is what attention found.
     rates = []
     for what, names in (("copies and sums", ("copy", "sum")), ("merges", "merge"), ("reordering", "exchange")):
@@ -86,14 +88,15 @@ def fit_kernels(measured: dict, heads: HeadShape, base: Cluster) -> tuple[Cluste
     return replace(cluster, **dict(zip(names, rates))), residuals
 
 
-def _rows_efficiency(samples: list, heads: HeadShape, base: Cluster) -> tuple[tuple[int, float], ...]:
+def _rows_efficiency(samples: Sequence[list[Kernel]], heads: HeadShape, base: Cluster) -> tuple[tuple[int, float], ...]:
     """Part of the rate by rows, from the rectangles: a rate for each number of rows, the mean of both directions."""
     slow = []
     for op, of_op in zip(_OPS, samples):
-        rectangles = [s for s in of_op if s[0] == "rectangle"]
-        seconds = np.array([s[-1] for s in rectangles])
-        terms = [_terms(op, np.array(s[2]), heads, base) for s in rectangles]
-        by_rows = [[work * (s[2][0][1] == rows) for rows in ROWS] for s, (_, _, _, work) in zip(rectangles, terms)]
+        rectangles = [kernel for kernel in of_op if kernel.kind == "rectangle"]
+        seconds = np.array([kernel.seconds for kernel in rectangles])
+        tables = [np.array(kernel.slices) for kernel in rectangles]
+        terms = [_terms(op, table, heads, base) for table in tables]
+        by_rows = [[work * (table[0, Q1] == rows) for rows in ROWS] for table, (_, _, _, work) in zip(tables, terms)]
         table = np.concatenate([np.array(terms)[:, :3], by_rows], axis=1) / seconds[:, None]
         slow.append(nonnegative(table, np.ones(len(seconds)))[3:])
     rate = 1 / np.sqrt(np.maximum(slow[0], 1e-18) * np.maximum(slow[1], 1e-18))
@@ -118,7 +121,7 @@ def _moved(what: str, rows: int, heads: HeadShape) -> float:
     return rows * {"copy": 2 * part, "exchange": 3 * part}.get(what, part + 2 * acc)
 
 
-def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
+def _fit_attention(samples: Sequence[list[Kernel]], heads: HeadShape, cluster: Cluster):
     """Fit both directions at once: (mean squared relative error, cluster, residuals).
 
     Coefficients: a kernel, a piece forward, a piece backward, a byte merged, a byte of gradients, an operation forward,
@@ -126,12 +129,12 @@ def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
     """
     rows, seconds, names = [], [], []
     for direction, (op, of_op) in enumerate(zip(_OPS, samples)):
-        for kind, _, table, measured in of_op:
+        for kernel in of_op:
             row = np.zeros(7)
-            row[[0, 1 + direction, 3 + direction, 5 + direction]] = _terms(op, np.array(table), heads, cluster)
+            row[[0, 1 + direction, 3 + direction, 5 + direction]] = _terms(op, np.array(kernel.slices), heads, cluster)
             rows.append(row)
-            seconds.append(measured)
-            names.append(f"{('attend', 'attend grad')[direction]} {kind}")
+            seconds.append(kernel.seconds)
+            names.append(f"{('attend', 'attend grad')[direction]} {kernel.kind}")
     seconds, table = np.array(seconds), np.array(rows)
     found = nonnegative(table / seconds[:, None], np.ones(len(seconds)))
     predicted = table @ found
@@ -158,21 +161,22 @@ def _fit_attention(samples: list, heads: HeadShape, cluster: Cluster):
 WHERE = {INTRA: "inside a node", INTER: "between nodes"}
 
 
-def fit_links(measured: dict, num_ranks: int, ranks_per_node: int, base: Cluster) -> tuple[Cluster, list[Residual]]:
+def fit_links(network: Network, num_ranks: int, ranks_per_node: int, base: Cluster) -> tuple[Cluster, list[Residual]]:
     """Fit overhead, rates, latencies, duplex and network cards of messages; exchanges of all are only compared.
 
-    measured: of `measure_links`, means over the ranks that took part. A kind of link that wasn't measured is taken to
+    network: means over the ranks that took part. A kind of link that wasn't measured is taken to
     be like the other. A cluster has one duplex and one comm_cores for both kinds: the network's where it was measured,
     because what takes long crosses it, and the rate inside nodes is fitted beside these.
     """
-    kinds = [kind for kind in (INTER, INTRA) if kind in measured]
-    message = float(np.mean([_slope(measured[kind]["launches"]) for kind in kinds]))
-    cluster = replace(base, message_overhead_s=message, comm_cores=measured[kinds[0]]["message_cores"])
+    links = {kind: link for kind, link in ((INTER, network.inter), (INTRA, network.intra)) if link is not None}
+    first = next(iter(links))
+    message = float(np.mean([_slope(link.launches) for link in links.values()]))
+    cluster = replace(base, message_overhead_s=message, comm_cores=links[first].message_cores)
     found, residuals = {}, []
-    for kind in kinds:
-        found[kind], more = _fit_link(measured[kind], kind, cluster)
+    for kind, link in links.items():
+        found[kind], more = _fit_link(link, kind, cluster)
         residuals = more + residuals
-    (intra_rate, intra_s, _), (inter_rate, inter_s, duplex) = (found.get(k) or found[kinds[0]] for k in (INTRA, INTER))
+    (intra_rate, intra_s, _), (inter_rate, inter_s, duplex) = (found.get(k, found[first]) for k in (INTRA, INTER))
     cluster = replace(
         cluster,
         intra_bytes_per_s=intra_rate,
@@ -181,29 +185,29 @@ def fit_links(measured: dict, num_ranks: int, ranks_per_node: int, base: Cluster
         inter_latency_s=inter_s,
         duplex=duplex,
     )
-    if "counterparts" in measured:
-        cluster = replace(cluster, num_nics=_cards(*measured["counterparts"], ranks_per_node, cluster))
+    if network.counterparts is not None:
+        cluster = replace(cluster, num_nics=_cards(*network.counterparts, ranks_per_node, cluster))
     if num_ranks > 2:
-        num_bytes, seconds = np.array(measured["everybody"]).T
+        num_bytes, seconds = np.array(network.everybody).T
         predicted = _everybody_s(num_bytes, num_ranks, min(ranks_per_node, num_ranks), cluster)
         residuals.append(_residual("all to all, not fitted", predicted, seconds))
     return cluster, residuals
 
 
-def _slope(samples: list) -> float:
-    """Seconds of one more, of (how many, seconds)."""
-    counts, seconds = np.array(samples).T
+def _slope(timed: Timed) -> float:
+    """Seconds of one more."""
+    counts, seconds = np.array(timed).T
     return float(nonnegative(np.stack([np.ones(len(counts)), counts], axis=1), seconds)[1])
 
 
-def _fit_link(measured: dict, kind: str, cluster: Cluster) -> tuple[tuple[float, float, float], list[Residual]]:
+def _fit_link(link: Link, kind: str, cluster: Cluster) -> tuple[tuple[float, float, float], list[Residual]]:
     """Fit one kind of link: ((rate, latency, duplex), residuals)."""
     rates, intercepts, residuals = [], [], []
-    for name, halves in (("hops", 1), ("exchanges", 2)):
-        start, slow = _start_and_slope(*np.array(measured[name]).T)
+    for name, timed, halves in (("hops", link.hops, 1), ("exchanges", link.exchanges, 2)):
+        num_bytes, seconds = np.array(timed).T
+        start, slow = _start_and_slope(num_bytes, seconds)
         rates.append(1 / slow)
         intercepts.append(max(start - halves * cluster.message_overhead_s, 0.0))
-        num_bytes, seconds = np.array(measured[name]).T
         residuals.append(_residual(f"{name} {WHERE[kind]}", start + num_bytes * slow, seconds))
     # A message has two ends, and ranks that exchange have four; between nodes each host has half of them. What want of
     # cores explains isn't the link's.

@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from hsap.bench.paper import TABLES, comparison, hybrid, masks
-from hsap.bench.paper.comparison import Spread, Table, agreement, counted
-from hsap.bench.paper.pricing import priced, received_bytes, scaled_pack
-from hsap.bench.paper.published import published
 from hsap.cli import main
 from hsap.cli.bench import PAPER_TABLES
 from hsap.ir.cluster import Cluster
 from hsap.ir.problem import Topology
+from hsap.papers import TABLES, comparison, hybrid, masks
+from hsap.papers.comparison import Spread, Table, agreement, counted
+from hsap.papers.pricing import priced, received_bytes, scaled_pack
+from hsap.papers.published import published
 
 CLUSTER = Cluster.preset("dgx-a100")
 
@@ -118,9 +118,9 @@ def test_hybrid_packs_have_a_line_with_both_readings_of_distflash() -> None:
     assert figure["published"] == 0.4
     # No document spans two ranks: nothing to plan differently, nothing to send, half of the blind one's pairs.
     for reading in (hybrid.SKIPS, hybrid.BY_AREA):
-        assert figure["readings"][reading]["ours"]["low"] == pytest.approx(1.0)
-        assert figure["readings"][reading]["ours"]["high"] == pytest.approx(1.0)
-    assert figure["readings"][hybrid.BLIND]["ours"]["high"] < 1.0 and figure["blind_received_bytes"] > 0
+        assert figure["readings"][reading]["ours"].low == pytest.approx(1.0)
+        assert figure["readings"][reading]["ours"].high == pytest.approx(1.0)
+    assert figure["readings"][hybrid.BLIND]["ours"].high < 1.0 and figure["blind_received_bytes"] > 0
     assert all(len(part["by_kind"]) == len(hybrid.KINDS) for part in figure["readings"].values())
 
 
@@ -144,6 +144,94 @@ def test_means_and_speed_ups_of_methods_by_hand() -> None:
     assert over["DCP"].middle == pytest.approx((3.0 + 3.0) / (2.0 + 1.0))
     assert figure["agreement"] == "inside our range"
     assert figure["directions_s"]["DCP"] == {"forward": 0.75, "backward": 0.75}
+
+
+def test_words_about_two_ranks_follow_from_the_ratios() -> None:
+    def said(ours: float, published: float) -> str:
+        part = {"ours": Spread.of([ours])}
+        return hybrid._two_ranks([{"readings": {hybrid.SKIPS: part}, "published": published}])
+
+    assert "does the same there" in said(1.01, 0.6) and "skips less" in said(1.01, 0.6)
+    assert said(1.0, 1.0).endswith("there it does the same, block for block")
+    assert said(0.8, 0.6).endswith("published: 0.60")
+
+
+def test_words_about_links_follow_from_the_rates() -> None:
+    assert "nowhere slower" in hybrid._across_nodes([Spread.of([0.5, 1.0])])
+    assert "at times slower" in hybrid._across_nodes([Spread.of([0.5, 0.9]), Spread.of([0.9, 1.2])])
+    figure = {"sp": 16, "max_seq_len": 1024, "readings": {hybrid.BLIND: {"distflash_s": 0.5}}}
+    figure |= {"published_distflash_ms": 2000.0, "blind_received_bytes": 4e9}
+    assert "4 times ours" in hybrid._waited_for_links(figure, CLUSTER)
+    assert "moved 2.00 GB/s, where our cluster's move 25 between nodes: such" in hybrid._waited_for_links(
+        figure, CLUSTER
+    )
+    dear = hybrid._waited_for_links(figure | {"blind_received_bytes": 50e9}, CLUSTER)
+    assert dear.endswith("moved 25.00 GB/s, where our cluster's move 25 between nodes")
+
+
+def test_words_about_scaling_follow_from_the_times() -> None:
+    def figure(hsap_ms: float, by_blocks_s: float, ulysses_ms: float | None) -> dict:
+        known, ours = (
+            {"hsap": hsap_ms, "ulysses": ulysses_ms},
+            {"hsap": 1.0, "hsap by blocks": by_blocks_s, "distflash": 2.0},
+        )
+        over = {"distflash": {"published": 0.9, "ours": Spread.of([0.5]), "agreement": "near"}, "ulysses": None}
+        conditions = {"tokens_per_gpu": 4096, "gpus": 64, "refused": "heads"}
+        return conditions | {"published_ms": known, "ours_s": ours, "hsap_over": over}
+
+    close, _, computing, blocks, refused = hybrid._scaling_findings([figure(1050.0, 2.2, None)])
+    assert close == "HSAP over DistFlashAttn: 1 near" and "1.05 at 64 GPUs: that supports 16 heads" in computing
+    assert "1.10 at 64 GPUs (published 0.90)" in blocks and "must have balanced" in blocks
+    assert "on 64 GPUs" in refused and "prints out of memory" in refused
+    _, _, computing, blocks, refused = hybrid._scaling_findings([figure(3000.0, 1.8, 5.0)])
+    assert "others than we assume" in computing and "may have counted so" in blocks and "has a time there" in refused
+
+
+def causal(scale: float, dcp: float, unpadded: float, relayed_s: float = 1.0, slowest: str = masks.LT_PADDED) -> dict:
+    """A figure of DCP's 13: speed-ups, and times that say which baseline is slowest."""
+    times = dict.fromkeys(masks.METHODS, 1.0) | {masks.RELAYED: relayed_s, slowest: 3.0}
+    over = {masks.DCP: Spread.of([dcp])}
+    figure = {"scale": scale, "mean_s": times, "next_best": masks.TE, "published": 2.45, "over_next_best": over}
+    return figure | {"dcp_over_unpadded_lt": Spread.of([unpadded])}
+
+
+def test_words_about_causal_masks_follow_from_the_speed_ups() -> None:
+    trend, baselines, unpadded = masks._causal_findings([causal(0.5, 2.0, 1.5), causal(4, 1.0, 0.8, relayed_s=0.5)])
+    assert "falls as" in trend and "multiplies LT's work" in baselines
+    assert "where the paper has 2.45 over LT" in unpadded and "(with rows relayed so, DCP gains 2.00)" in unpadded
+    figures = [causal(0.5, 1.0, 1.5, slowest=masks.RFA[0]), causal(4, 2.0, 1.2, slowest=masks.RFA[0])]
+    trend, baselines, unpadded = masks._causal_findings(figures)
+    assert "does not fall" in trend and baselines.endswith("the slowest is RFA ring, in the paper RFA")
+    assert unpadded.endswith("with rows relayed DCP gains 1.00 there")
+
+
+def test_words_about_sparse_masks_follow_from_the_speed_ups() -> None:
+    def said(gains: tuple[float, ...]) -> tuple[str, ...]:
+        return masks._sparse_findings(
+            [
+                {
+                    "mask": mask,
+                    "visible_pairs": i,
+                    "mean_s": {masks.DCP: 2e-3},
+                    "over_te": {masks.DCP: Spread.of([gain])},
+                }
+                for i, (mask, gain) in enumerate(zip(masks.SPARSE, gains))
+            ],
+            3.0,
+        )
+
+    _, least, above = said((5.0, 4.0, 2.0))
+    assert (
+        least == "the least sparse mask, shared question, gains least: as published" and "takes 2 ms or less" in above
+    )
+    (_, least) = said((1.0, 2.0, 2.5))
+    assert least.endswith("not here, lambda does")
+
+
+def test_the_least_sparse_mask_shows_most_pairs() -> None:
+    shown = {mask: masks._visible_pairs([5000, 300], spelled) for mask, spelled in masks.SPARSE.items()}
+    assert masks._visible_pairs([3, 2], "causal") == 9
+    assert all(0 < pairs < 5000 * 5001 // 2 + 300 * 301 // 2 for pairs in shown.values())
 
 
 def test_unknown_tables_and_too_few_packs_are_refused(capsys) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hsap import clusters
-from hsap.bench import fit, links
-from hsap.bench.calibrate import together
-from hsap.bench.links import MANY, MESSAGES
-from hsap.bench.measure import MEMORY_ROWS, ROWS, shapes
-from hsap.bench.processes import Launched
+from hsap.calibrate import fit, links
+from hsap.calibrate.links import INTER, INTRA, MANY, MESSAGES
+from hsap.calibrate.measure import MEMORY_ROWS, ROWS, shapes
+from hsap.calibrate.processes import Launched
+from hsap.calibrate.readings import Kernel, Link, Memory, Network, Readings, together
 from hsap.cli import main
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -62,25 +62,25 @@ def kernel_seconds(direction: int, table: np.ndarray, cluster: Cluster) -> float
     return float(work.seconds(np.array([0]), op, every, HEADS.head_dim, Precision.of(HEADS.dtype), cluster)[0])
 
 
-def made_up(cluster: Cluster) -> dict:
+def made_up(cluster: Cluster) -> Readings:
     """Microbenchmarks of a machine that is exactly as the cluster says."""
     rates = {
         **dict.fromkeys(("copy", "sum"), cluster.memory_bytes_per_s),
         "merge": cluster.merge_bytes_per_s,
         "exchange": cluster.exchange_bytes_per_s,
     }
-    kernels = [
-        [kind, direction, table.tolist(), kernel_seconds(direction, table, cluster)]
+    kernels = tuple(
+        Kernel(kind, direction, tuple(map(tuple, table.tolist())), kernel_seconds(direction, table, cluster))
         for kind, rows in shapes()
         for table in [canonical(slices(rows))]
         for direction in range(2)
-    ]
-    memory = [
-        [what, rows, cluster.kernel_overhead_s + fit._moved(what, rows, HEADS) / rate]
+    )
+    memory = tuple(
+        Memory(what, rows, cluster.kernel_overhead_s + fit._moved(what, rows, HEADS) / rate)
         for rows in MEMORY_ROWS
         for what, rate in rates.items()
-    ]
-    return {"matmul": cluster.flops_per_s, "kernels": kernels, "memory": memory}
+    )
+    return Readings(cluster.flops_per_s, kernels, memory)
 
 
 def stretched(cluster: Cluster, ends: int) -> float:
@@ -88,38 +88,36 @@ def stretched(cluster: Cluster, ends: int) -> float:
     return 1.0 if cluster.cores is None else max(1.0, ends * cluster.comm_cores / cluster.cores)
 
 
-def made_up_link(cluster: Cluster, crosses: bool) -> dict:
+def made_up_link(cluster: Cluster, crosses: bool) -> Link:
     """Messages between two ranks, of a node or of two, exactly as the cluster says."""
     rate, latency_s = (float(value) for value in cluster.link(crosses))
     message, hosts = cluster.message_overhead_s, 1 + crosses
     one_way = rate / stretched(cluster, 2 // hosts)
     each_way = rate * cluster.duplex / 2 / stretched(cluster, 4 // hosts)
-    return {
-        "hops": [[n, latency_s + message + n / one_way] for n in MESSAGES],
-        "exchanges": [[n, latency_s + 2 * message + n / each_way] for n in MESSAGES],
-        "launches": [[n, 9e-5 + n * message] for n in MANY],
-        "message_cores": cluster.comm_cores,
-    }
+    return Link(
+        hops=tuple((n, latency_s + message + n / one_way) for n in MESSAGES),
+        exchanges=tuple((n, latency_s + 2 * message + n / each_way) for n in MESSAGES),
+        launches=tuple((n, 9e-5 + n * message) for n in MANY),
+        message_cores=cluster.comm_cores,
+    )
 
 
-def made_up_links(cluster: Cluster, num_ranks: int, ranks_per_node: int) -> dict:
+def made_up_links(cluster: Cluster, num_ranks: int, ranks_per_node: int) -> Network:
     """Messages on a cluster whose nodes have so many of these ranks."""
-    kinds = {links.INTRA: False, links.INTER: True}
-    out = {kind: made_up_link(cluster, kinds[kind]) for kind in links.pairs(num_ranks, ranks_per_node)}
+    there = links.pairs(num_ranks, ranks_per_node)
+    between = {kind: made_up_link(cluster, kind == INTER) if kind in there else None for kind in (INTRA, INTER)}
     others, inside = num_ranks - 1, ranks_per_node - 1
     a_card = ranks_per_node / (cluster.num_nics or ranks_per_node)
     slowest = max(inside / cluster.intra_bytes_per_s, (others - inside) * a_card / cluster.inter_bytes_per_s)
     latency_s = cluster.inter_latency_s if others > inside else cluster.intra_latency_s
     fixed, scale = latency_s + 2 * others * cluster.message_overhead_s, 2 / cluster.duplex
     scale *= stretched(cluster, 2 * ranks_per_node)
-    out["everybody"] = [[n, fixed + n * slowest * scale] for n in MESSAGES]
+    everybody, counterparts = tuple((n, fixed + n * slowest * scale) for n in MESSAGES), None
     if num_ranks > ranks_per_node > 1:
         a_rank_s = MESSAGES[-1] / cluster.inter_bytes_per_s * 2 / cluster.duplex
-        out["counterparts"] = [
-            a_rank_s * stretched(cluster, 2),
-            a_rank_s * a_card * stretched(cluster, 2 * ranks_per_node),
-        ]
-    return out
+        together_s = a_rank_s * a_card * stretched(cluster, 2 * ranks_per_node)
+        counterparts = a_rank_s * stretched(cluster, 2), together_s
+    return Network(**between, everybody=everybody, counterparts=counterparts)
 
 
 FREE = replace(DEVICE, slice_overhead_s=0.0, grad_slice_overhead_s=0.0)
@@ -204,18 +202,33 @@ def test_cards_divide_a_node_s_ranks(reached: float, cards: int | None) -> None:
 
 
 def test_ranks_that_measured_are_averaged_and_the_slowest_counts() -> None:
-    one = {"hops": [[8, 1.0]], "message_cores": 0.2}
-    two = {"message_cores": 0.4}  # the second of a pair doesn't know how long a hop took
-    own = {"matmul": 2.0, "kernels": [["x", 0, [], 1.0]], "memory": [["copy", 8, 1.0]], "everybody": [[8, 1.0]]}
-    by_rank = [
-        own | {"intra": one, "inter": one, "counterparts": [1.0, 5.0]},
-        own | {"intra": two, "counterparts": [2.0, 4.0]},
-        own | {"inter": two, "counterparts": [1.0, 4.0]},
-        own | {"counterparts": [1.0, 4.0]},
+    asks = Link(((8, 1.0),), ((8, 2.0),), ((1, 3.0),), 0.2)
+    answers = Link((), ((8, 4.0),), ((1, 1.0),), 0.4)  # the second of a pair doesn't know how long a hop took
+    links = [
+        (asks, asks, (1.0, 5.0)),
+        (answers, None, (2.0, 4.0)),
+        (None, answers, (1.0, 4.0)),
+        (None, None, (1.0, 4.0)),
     ]
+    by_rank = [
+        Readings(
+            2.0 + i, (Kernel("x", 0, (), 1.0 + i),), (Memory("copy", 8, 2.0 + i),),
+            Network(intra, inter, ((8, 1.0 + i),), counterparts),
+        )
+        for i, (intra, inter, counterparts) in enumerate(links)
+    ]  # fmt: skip
     found = together(by_rank)
-    assert found["intra"] == found["inter"] == {"hops": [[8, 1.0]], "message_cores": pytest.approx(0.3)}
-    assert found["counterparts"] == [2.0, 5.0] and found["kernels"] == [["x", 0, [], 1.0]]
+    both = Link(((8, 1.0),), ((8, 3.0),), ((1, 2.0),), pytest.approx(0.3))
+    assert found == Readings(
+        3.5, (Kernel("x", 0, (), 2.5),), (Memory("copy", 8, 3.5),), Network(both, both, ((8, 2.5),), (2.0, 5.0))
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_readings_go_between_processes_as_json(num_ranks: int) -> None:
+    network = None if num_ranks == 1 else made_up_links(FOURS, num_ranks, 2)
+    told = replace(made_up(TRUE), network=network)
+    assert Readings.from_json(json.loads(json.dumps(told.to_json()))) == told
 
 
 def test_launchers_say_where_a_rank_is() -> None:

@@ -3,12 +3,13 @@
 import pytest
 import yaml
 
-from hsap.bench.paper import scalability, training
-from hsap.bench.paper.training import MODEL, real_part
 from hsap.cli import main
 from hsap.ir.cluster import Cluster
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
+from hsap.papers import scalability, training
+from hsap.papers.comparison import Spread
+from hsap.papers.training import MODEL, real_part
 from tests.parity import REPOSITORY
 
 
@@ -48,8 +49,26 @@ def test_packs_of_known_documents_are_never_slower_than_blind_ones_here() -> Non
     cluster = Cluster.preset(training.CLUSTER)
     packing_s = training._seconds([8192], Topology(2, 4), cluster, "distflash")
     figure = training._cell(cell, cluster, lambda name, tokens, seed: [2048] * (tokens // 2048), 1, packing_s)
-    assert figure["hsap_over_packing"]["published"] == 1.5 and figure["hsap_over_packing"]["ours"]["low"] > 1
-    assert figure["batching_over_packing"]["ours"]["middle"] == 0.25
+    assert figure["hsap_over_packing"]["published"] == 1.5 and figure["hsap_over_packing"]["ours"].low > 1
+    assert figure["batching_over_packing"]["ours"].middle == 0.25
+
+
+def test_words_about_batching_follow_from_the_ratios() -> None:
+    def said(*figures: tuple[int, float, float]) -> str:
+        return training._batching(
+            [
+                {
+                    "context": context,
+                    "dataset": "d",
+                    "batching_over_packing": {"published": known, "ours": Spread.of([ours])},
+                }
+                for context, known, ours in figures
+            ]
+        )
+
+    odd = said((16384, 1.0, 0.1), (65536, 0.05, 0.02))
+    assert "batching has 1.00 times" in odd and "0.05 times it at 64K on d: no one way of padding" in odd
+    assert said((16384, 0.3, 0.1), (65536, 0.05, 0.02)).endswith("0.05 times it at 64K on d")
 
 
 def test_memory_grows_with_what_a_gpu_holds() -> None:

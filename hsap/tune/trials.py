@@ -1,4 +1,4 @@
-"""Measure: short real trials of a table's best rows on this machine, by train.py in processes of its own.
+"""Trials: short real runs of a table's best rows on this machine, by train.py in processes of its own.
 
 They train on documents of the job's own lengths, whose tokens mean nothing, so that packs are those that were priced.
 """

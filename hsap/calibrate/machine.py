@@ -1,4 +1,4 @@
-"""Calibrate: measure this machine or cluster, and give it as one that the simulator, planners and tuner can use."""
+"""Machine: measure this machine or cluster, and give it as one that the simulator, planners and tuner can use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from hsap import clusters
-from hsap.bench.fit import Residual, fit_kernels, fit_links
-from hsap.bench.links import INTER, INTRA
-from hsap.bench.measure import measure, num_cores
-from hsap.bench.processes import Inside, Launched, run_ranks, told_to_first
+from hsap.calibrate.fit import Residual, fit_kernels, fit_links
+from hsap.calibrate.measure import measure, num_cores
+from hsap.calibrate.processes import Inside, Launched, run_ranks, told_to_first
+from hsap.calibrate.readings import Network, Readings, together
 from hsap.ir.check import Refused, one_of, whole
 from hsap.ir.cluster import BOUNDLESS, Cluster
 from hsap.ir.heads import HeadShape
@@ -113,45 +112,28 @@ def _backend(device: str) -> str:
 def _fitted(
     by_rank: list[dict], ranks_per_node: int, base: Cluster, device: str, heads: HeadShape, turns: int
 ) -> Calibration:
-    """Make a cluster of what all ranks measured. base: what is known beforehand."""
-    measured, num_ranks = together(by_rank), len(by_rank)
+    """Make a cluster of what all ranks measured, as JSON values. base: what is known beforehand."""
+    found, num_ranks = together([Readings.from_json(own) for own in by_rank]), len(by_rank)
     num_nodes = num_ranks // ranks_per_node
     if num_nodes > 1:
         base = replace(base, ranks_per_node=ranks_per_node)
-    cluster, residuals = fit_kernels(measured, heads, base)
-    if num_ranks > 1:
-        cluster, more = fit_links(measured, num_ranks, ranks_per_node, cluster)
+    cluster, residuals = fit_kernels(found, heads, base)
+    if found.network is not None:
+        cluster, more = fit_links(found.network, num_ranks, ranks_per_node, cluster)
         residuals += more
     head = _head(f"{num_ranks} ranks on {num_nodes} nodes" if num_nodes > 1 else f"{num_ranks} ranks", device, heads)
-    return Calibration(cluster, tuple(residuals), _links_told(measured), f"{head}, {turns} turns.")
+    return Calibration(cluster, tuple(residuals), _links_told(found.network), f"{head}, {turns} turns.")
 
 
-def _links_told(measured: dict) -> str:
+def _links_told(network: Network | None) -> str:
     """Say which links were measured; what is between nodes and inside them is else taken to be the same."""
-    if INTRA in measured and INTER in measured:
-        return "Links inside nodes and between them were measured; duplex and comm_cores are those between them."
-    if INTER in measured:
-        return "Links between nodes of one rank each were measured; inside nodes they are taken to be the same."
-    if INTRA in measured:
+    if network is None:
+        return "One rank has no links to measure: these are assumed."
+    if network.inter is None:
         return "Links inside one machine were measured; between nodes they are taken to be the same."
-    return "One rank has no links to measure: these are assumed."
-
-
-def together(by_rank: list[dict]) -> dict:
-    """Means over the ranks that measured something, of what each did; of what all do at once, of the slowest."""
-    out = {"matmul": float(np.mean([own["matmul"] for own in by_rank]))}
-    for key in ("kernels", "memory"):
-        seconds = np.mean([[sample[-1] for sample in own[key]] for own in by_rank], axis=0)
-        out[key] = [[*sample[:-1], mean] for sample, mean in zip(by_rank[0][key], seconds.tolist())]
-    for kind in (INTRA, INTER):
-        if pair := [own[kind] for own in by_rank if kind in own]:
-            told = {key: [own[key] for own in pair if key in own] for key in pair[0]}
-            out[kind] = {key: np.mean(values, axis=0).tolist() for key, values in told.items()}
-    if "everybody" in by_rank[0]:
-        out["everybody"] = np.mean([own["everybody"] for own in by_rank], axis=0).tolist()
-    if "counterparts" in by_rank[0]:
-        out["counterparts"] = np.max([own["counterparts"] for own in by_rank], axis=0).tolist()
-    return out
+    if network.intra is None:
+        return "Links between nodes of one rank each were measured; inside nodes they are taken to be the same."
+    return "Links inside nodes and between them were measured; duplex and comm_cores are those between them."
 
 
 def _base(device: str, name: str, cores: float | None = None) -> Cluster:

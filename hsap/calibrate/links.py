@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hsap.calibrate.readings import Link, Network
 from hsap.runtime.transport import Distributed
 
 INTRA, INTER = "intra", "inter"
@@ -34,43 +35,39 @@ def pairs(num_ranks: int, ranks_per_node: int) -> dict[str, tuple[int, int]]:
     return out
 
 
-def measure_links(rank: int, device: str, turns: int, ranks_per_node: int) -> dict:
-    """Measure messages on one rank of several, all ranks together; JSON values.
-
-    intra, inter: on the ranks of `pairs`, exchanges, [bytes, seconds] of a message each way, and on the first of them
-    hops, of one that goes one way; launches, [messages, seconds] of the launching thread; message_cores, cores that one
-    end of a flowing message keeps busy. everybody: [bytes, seconds] of a message from each to each. counterparts:
-    seconds of large messages each way between the first ranks of two nodes, and between all their ranks at once.
-    """
+def measure_links(rank: int, device: str, turns: int, ranks_per_node: int) -> Network:
+    """Measure messages on one rank of several, all ranks together; of `pairs`, on their own ranks."""
     links = _Links(rank, device)
-    out: dict = {}
+    between: dict[str, Link | None] = {INTRA: None, INTER: None}
     for kind, pair in pairs(links.num_ranks, ranks_per_node).items():
-        found = _between(links, pair, turns)
-        if rank in pair:
-            out[kind] = found
-    out["everybody"] = [
-        [num_bytes, min(links.everybody(num_bytes, _times(num_bytes)) for _ in range(turns))] for num_bytes in MESSAGES
-    ]
+        found = _between(links, pair, turns)  # the other ranks wait meanwhile
+        between[kind] = found if rank in pair else None
+    everybody = tuple(
+        (num_bytes, min(links.everybody(num_bytes, _times(num_bytes)) for _ in range(turns))) for num_bytes in MESSAGES
+    )
+    counterparts = None
     if links.num_ranks > ranks_per_node > 1:
-        sides = (1, ranks_per_node)
-        out["counterparts"] = [min(links.counterparts(count, ranks_per_node) for _ in range(turns)) for count in sides]
-    return out
+        alone_s, together_s = (
+            min(links.counterparts(count, ranks_per_node) for _ in range(turns)) for count in (1, ranks_per_node)
+        )
+        counterparts = alone_s, together_s
+    return Network(**between, everybody=everybody, counterparts=counterparts)
 
 
 def _times(num_bytes: int) -> int:
     return max(3, min(20, (8 << 20) // num_bytes))
 
 
-def _between(links: _Links, pair: tuple[int, int], turns: int) -> dict:
-    out: dict = {"hops": [], "exchanges": []}
+def _between(links: _Links, pair: tuple[int, int], turns: int) -> Link:
+    hops, exchanges = [], []
     for num_bytes in MESSAGES:
-        for name, how in (("hops", links.hop), ("exchanges", links.exchange)):
-            out[name].append([num_bytes, min(how(pair, num_bytes, _times(num_bytes)) for _ in range(turns))])
+        for found, how in ((hops, links.hop), (exchanges, links.exchange)):
+            found.append((num_bytes, min(how(pair, num_bytes, _times(num_bytes)) for _ in range(turns))))
     # The other's answer is out of its hands long before it has arrived: only who asks knows how long both ways took.
     if links.rank != pair[0]:
-        del out["hops"]
-    out["launches"] = [[count, min(links.launch(pair, count) for _ in range(4 * turns))] for count in MANY]
-    return out | {"message_cores": links.cores_of_a_message(pair)}
+        hops = []
+    launches = tuple((count, min(links.launch(pair, count) for _ in range(4 * turns))) for count in MANY)
+    return Link(tuple(hops), tuple(exchanges), launches, links.cores_of_a_message(pair))
 
 
 class _Links:

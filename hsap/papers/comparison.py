@@ -27,26 +27,43 @@ class Spread:
         """Sort them. middle: None for the median."""
         return cls(tuple(sorted(values)), median(values) if middle is None else middle)
 
+    @property
+    def low(self) -> float:
+        """The least of the values."""
+        return self.values[0]
+
+    @property
+    def high(self) -> float:
+        """The largest of the values."""
+        return self.values[-1]
+
     def __str__(self) -> str:
-        low, high = f"{self.values[0]:.2f}", f"{self.values[-1]:.2f}"
+        low, high = f"{self.low:.2f}", f"{self.high:.2f}"
         return f"{self.middle:.2f}" if low == high else f"{self.middle:.2f} ({low} to {high})"
 
     def to_json(self) -> dict:
-        return {"middle": self.middle, "low": self.values[0], "high": self.values[-1], "values": len(self.values)}
+        return {"middle": self.middle, "low": self.low, "high": self.high, "values": len(self.values)}
+
+
+def is_tie(ratio: float) -> bool:
+    """Whether a ratio names no winner."""
+    return abs(math.log(ratio)) <= math.log(TIE)
+
+
+def is_near(ratio: float, other: float) -> bool:
+    """Whether two ratios are about the same."""
+    return abs(math.log(ratio / other)) <= math.log(NEAR)
 
 
 def agreement(known: float | None, ours: Spread) -> str:
     """Say in words how a simulated ratio stands to a published one; both are ratios around 1, where nobody wins."""
     if known is None:
         return "not published"
-    if ours.values[0] <= known <= ours.values[-1]:
+    if ours.low <= known <= ours.high:
         return "inside our range"
-    apart = abs(math.log(known / ours.middle))
-    if apart <= math.log(NEAR):
+    if is_near(known, ours.middle):
         return "near"
-    sides = [
-        0 if abs(math.log(ratio)) <= math.log(TIE) else math.copysign(1, ratio - 1) for ratio in (known, ours.middle)
-    ]
+    sides = [0 if is_tie(ratio) else math.copysign(1, ratio - 1) for ratio in (known, ours.middle)]
     if sides[0] * sides[1] < 0:
         return "other winner"
     if sides[1] == 0:
@@ -61,8 +78,8 @@ def agreement(known: float | None, ours: Spread) -> str:
 class Table:
     """A published table or figure with ours beside it.
 
-    rows: texts, one for each of `columns`. figures: the same as JSON values. assumptions: what the papers don't say and
-    we chose. findings: what disagrees, and why we think so.
+    rows: texts, one for each of `columns`. figures: the same as values, those of JSON or `Spread`. assumptions: what
+    the papers don't say and we chose. findings: what disagrees, and why we think so, as far as the figures say so.
     """
 
     name: str
@@ -79,7 +96,7 @@ class Table:
             "name": self.name,
             "title": self.title,
             "source": self.source,
-            "figures": list(self.figures),
+            "figures": _as_json(self.figures),
             "assumptions": list(self.assumptions),
             "findings": list(self.findings),
         }
@@ -96,9 +113,9 @@ class Table:
         return [("Assumed", text) for text in self.assumptions] + [("Found", text) for text in self.findings]
 
 
-def counted(figures: Sequence[dict], key: str = "agreement") -> str:
-    """Count verdicts: `5 inside our range, 3 near`, the most frequent first."""
-    verdicts = [figure[key] for figure in figures]
+def counted(parts: Sequence[dict]) -> str:
+    """Count the agreements of parts: `5 inside our range, 3 near`, the most frequent first."""
+    verdicts = [part["agreement"] for part in parts]
     order = sorted(set(verdicts), key=lambda verdict: (-verdicts.count(verdict), verdict))
     return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in order)
 
@@ -107,6 +124,14 @@ def milliseconds(seconds: float) -> str:
     """Print a time in ms, three digits or so."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _as_json(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(part) for part in value]
+    return value.to_json() if isinstance(value, Spread) else value
 
 
 def _wrapped(head: str, text: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hsap.bench.paper.comparison import Table
-from hsap.bench.paper.pricing import Draw, priced
-from hsap.bench.paper.published import published
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
+from hsap.papers.comparison import Table
+from hsap.papers.pricing import Draw, priced
+from hsap.papers.published import published
 from hsap.tune.collectives import gather_s
 from hsap.tune.memory import kept_copies, loss_bytes, rank_bytes, saved_bytes, working_bytes
 from hsap.tune.setting import Setting, reserve_bytes
@@ -35,6 +35,8 @@ GATHERS = 14
 forward, four when it is computed again, four in backward and two of inputs that are gathered again there."""
 AGAIN = ", again"
 """Ends the shape of a way that computes attention's forward again in backward instead of keeping its tensors."""
+CLAIMED = 512 << 10
+"""Tokens that the paper says HSAP reaches."""
 GIB = 1 << 30
 
 
@@ -152,15 +154,15 @@ def _findings(figures: list[dict]) -> tuple[str, ...]:
     longest = {m: max((f["seq_len"] for f in figures if f[m]["tflops"]), default=0) for m in methods}
     lengths = ", ".join(f"{m} {longest[m] >> 10}K" for m in sorted(methods, key=longest.__getitem__))
     kept = max((f["seq_len"] for f in figures if f[HSAP]["fits_kept"]), default=0)
-    reaches = "reaches" if longest[HSAP] >= 512 << 10 else "does not reach"
+    reaches = "reaches" if longest[HSAP] >= CLAIMED else "does not reach"
     firsts = []
     for f in figures:
         most = max(f[m]["tflops"] or 0.0 for m in methods)
         names = [m for m in methods if f[m]["tflops"] == most]
         firsts.append(f"{f['seq_len'] >> 10}K {' and '.join(names) or 'none'}")
     return (
-        f"longest sequence that fits, of those tried: {lengths}; HSAP {reaches} the 512K that the paper speaks of, and "
-        f"{kept >> 10}K where attention's tensors are kept, as this project's own training keeps them",
+        f"longest sequence that fits, of those tried: {lengths}; HSAP {reaches} the {CLAIMED >> 10}K that the paper "
+        f"speaks of, and {kept >> 10}K where attention's tensors are kept, as this project's own training keeps them",
         f"fastest: {', '.join(firsts)} (where the shape is the same, HSAP is Ulysses)",
         "methods that hold a sequence in one node (Ulysses-like, Megatron-like) keep an eighth of it in a GPU, however "
         "many nodes there are; those that spread it over 64 keep a sixty-fourth, and differ in what crosses nodes",

@@ -164,19 +164,3 @@ def told_to_first(value: object, what: str) -> list | None:
     out = [json.loads(store.get(f"{what}/{r}")) for r in range(dist.get_world_size())] if rank == 0 else None
     dist.barrier()
     return out
-
-
-def connect() -> None:
-    """Send a byte between all pairs of ranks, so that no connection is made while something is measured."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    ops = []
-    for peer in range(size):
-        if peer != rank:
-            ops += [
-                dist.P2POp(dist.isend, torch.zeros(1, device=device), peer),
-                dist.P2POp(dist.irecv, torch.zeros(1, device=device), peer),
-            ]
-    for work in dist.batch_isend_irecv(ops) if ops else []:
-        work.wait()
-    dist.barrier()

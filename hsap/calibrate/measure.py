@@ -2,7 +2,7 @@
 
 Kernels are called as the executor calls them, on slices of a few plain shapes: rectangles, causal squares, bands, and
 many small pieces, even and ragged. On a CPU their time is the thread's own processor time, so that other work on the
-machine doesn't count, and on a GPU that between two events; the median turn counts. Links: see `hsap.bench.links`.
+machine doesn't count, and on a GPU that between two events; the median turn counts. Links: see `hsap.calibrate.links`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hsap.bench.links import measure_links
+from hsap.calibrate.links import measure_links
+from hsap.calibrate.readings import Kernel, Memory, Readings
 from hsap.ir.heads import HeadRun, HeadShape
 from hsap.ir.precision import Precision
 from hsap.ir.slice import canonical, slices
@@ -49,14 +50,10 @@ def shapes() -> Iterator[tuple[str, list[tuple[int, ...]]]]:
 
 
 def measure(rank: int, device: str, heads: HeadShape, turns: int, ranks_per_node: int) -> dict:
-    """Measure everything on one rank of several, all at the same time; JSON values.
-
-    kernels: [kind, direction, slices, seconds]. memory: [what, rows, seconds]. matmul: FLOP/s. With several ranks also
-    what `measure_links` says.
-    """
-    out = {"matmul": _matmul(device, heads, turns), "kernels": _kernels(device, heads, turns)}
-    out["memory"] = _memory(device, heads, turns)
-    return out | (measure_links(rank, device, turns, ranks_per_node) if dist.get_world_size() > 1 else {})
+    """Measure everything on one rank of several, all at the same time; `Readings` as JSON values."""
+    own = (_matmul(device, heads, turns), _kernels(device, heads, turns), _memory(device, heads, turns))
+    network = measure_links(rank, device, turns, ranks_per_node) if dist.get_world_size() > 1 else None
+    return Readings(*own, network).to_json()
 
 
 def _seconds(device: str, turns: int, call: Callable[[], object]) -> float:
@@ -84,7 +81,7 @@ def _matmul(device: str, heads: HeadShape, turns: int) -> float:
     return 2 * n**3 / _seconds(device, max(turns, 3), lambda: a @ b)
 
 
-def _kernels(device: str, heads: HeadShape, turns: int) -> list:
+def _kernels(device: str, heads: HeadShape, turns: int) -> tuple[Kernel, ...]:
     dtype = TORCH_DTYPES[heads.dtype]
     kernel = select_kernel("auto", device, dtype, head_dim=heads.head_dim)
     acc = TORCH_DTYPES[Precision.of(heads.dtype).acc]
@@ -104,11 +101,11 @@ def _kernels(device: str, heads: HeadShape, turns: int) -> list:
         forward = lambda: kernel.attend(prepared, q, kv, o, lse, scale)  # noqa: B023, E731
         backward = lambda: kernel.attend_grad(prepared, q, kv, do, high, delta, dq, dkv, scale)  # noqa: B023, E731
         for direction, call in enumerate((forward, backward)):
-            out.append([kind, direction, table.tolist(), _seconds(device, turns, call)])
-    return out
+            out.append(Kernel(kind, direction, tuple(map(tuple, table.tolist())), _seconds(device, turns, call)))
+    return tuple(out)
 
 
-def _memory(device: str, heads: HeadShape, turns: int) -> list:
+def _memory(device: str, heads: HeadShape, turns: int) -> tuple[Memory, ...]:
     """Copy of inputs, Sum into and Merge into accumulators, and an AllToAll's reordering of one of two ranks.
 
     The last packs half of the heads into scratch, and puts them and the others into a fresh tensor.
@@ -133,8 +130,8 @@ def _memory(device: str, heads: HeadShape, turns: int) -> list:
             ("exchange", lambda part, copy, total, lse, other: _reordered(part, copy.view(-1))),
         ):
             turn = itertools.cycle(sets)
-            out.append([what, rows, _seconds(device, turns, lambda: call(*next(turn)))])  # noqa: B023
-    return out
+            out.append(Memory(what, rows, _seconds(device, turns, lambda: call(*next(turn)))))  # noqa: B023
+    return tuple(out)
 
 
 def _reordered(source: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,6 @@ class Published:
 
 
 def published(name: str) -> Published:
-    """Give what is known of a table: a key of `hsap.bench.paper.TABLES`."""
+    """Give what is known of a table: a key of `hsap.papers.TABLES`."""
     data = json.loads(FILE.read_text(encoding="utf-8"))[name]
     return Published(data["source"], tuple(data["cells"]), tuple(data.get("quotes", ())), data.get("doubts"))
