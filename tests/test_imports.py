@@ -1,6 +1,7 @@
 """Imports run one way, and planning needs no torch: what the layout promises, checked on every file."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,42 @@ def test_imports_run_one_way(path: Path) -> None:
     here = room(path)
     rooms = {name.split(".")[1] for name in imported(path) if name.startswith("hsap.") and name != "hsap."}
     assert rooms - {here} <= MAY_IMPORT[here], f"{path} imports {rooms - {here} - MAY_IMPORT[here]}"
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of the package, None where there is none of that name."""
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+
+
+@functools.cache
+def names_in(path: Path) -> set[str]:
+    """What a file defines or imports, and its strings, which may be keys of what it loads when asked for."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+            case ast.alias():
+                names.add(node.asname or node.name)
+            case ast.Constant(value=str()):
+                names.add(node.value)
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_what_is_imported_is_there(path: Path) -> None:
+    """Imports inside functions too, which fail only when a user comes that way."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "hsap":
+            home = module_file(node.module)
+            assert home is not None, f"{path}:{node.lineno}: there is no {node.module}"
+            known = names_in(home)
+            for alias in node.names:
+                there = alias.name in known or module_file(f"{node.module}.{alias.name}") is not None
+                assert there, f"{path}:{node.lineno}: there is no {alias.name} in {node.module}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
