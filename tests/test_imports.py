@@ -172,7 +172,3 @@ def test_the_contract_s_names_are_there() -> None:
         assert getattr(hsap, name) is not None
     assert callable(hsap.verify) and callable(hsap.compile) and callable(hsap.parse)
     assert hsap.Cluster.preset("dgx-a100", nodes=2).ranks_per_node == 8
-
-
-def test_datasets_is_no_package() -> None:
-    assert not (PACKAGE.parent / "datasets" / "__init__.py").exists(), "it would hide Hugging Face's datasets"
