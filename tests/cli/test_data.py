@@ -11,9 +11,8 @@ import pytest
 from hsap.cli import main, settings
 from hsap.cli.lengths import histogram, percentiles
 from hsap.cli.packs import marked, runs
-from hsap.cli.prepare import _Progress
 from hsap.data import prepared
-from hsap.data.config import DataConfig
+from hsap.data.config import DataConfig, data_config
 from hsap.data.prepared.making import READING
 from hsap.data.tokenise import load_tokenizer
 
@@ -43,7 +42,9 @@ def run(capsys, *arguments):
 def test_flags_are_the_data_settings():
     names = {field.name for field in fields(DataConfig)}
     assert set(settings.READING) == set(READING)
-    assert names - {*settings.READING, *settings.PACKING} == {"path", "eval_path", "tokenizer", "lookahead", "workers"}
+    others = {"path", "eval_path", "tokenizer", "cache", "lookahead", "workers"}
+    assert names - {*settings.READING, *settings.PACKING} == others
+    assert data_config({"path": "a", "tokenizer": TOKENIZER}).cache == settings.CACHE
 
 
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):
@@ -86,8 +87,8 @@ def test_prepare_refuses_in_one_paragraph(capsys, chats, tmp_path, flags, told):
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("hsap.cli.prepare._EVERY_S", 0.0)
-    with _Progress() as progress:
+    monkeypatch.setattr("hsap.data.prepared.progress._EVERY_S", 0.0)
+    with prepared.Progress("hsap prepare") as progress:
         for counts in ((3, 500), (1000, 70_000)):
             progress(*counts)
     lines = capsys.readouterr().err.splitlines()
