@@ -31,7 +31,7 @@ from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
 from hsap.ir.check import Refused
 
-WORKER_BYTES = 1 << 22
+WORKER_BYTES = 1 << 21
 """Bytes of files for which another process is started: starting one takes as long as tokenising a part of them."""
 TOLD_AFTER_S = 5.0
 """A process that waits for another one says so after so long."""
