@@ -10,6 +10,7 @@ from hsap.data import prepared
 from hsap.data.config import DataConfig
 from hsap.data.prepared.reader import store_of
 from hsap.data.store import DocumentStore
+from hsap.ir.check import Refused
 
 
 def read_store(
@@ -24,8 +25,17 @@ def read_store(
     seed: of the order of a mixture. name, who: for messages. ValueError: what the source, the tokenizer, the folder or
     the cache refuses. Whether prepared data are what a run asks for says `check_agreement`.
     """
-    folder = path if prepared.is_prepared(path) else prepared.cached(data, path, seed, name, who)
+    if prepared.is_prepared(path):
+        return _mapped(Path(path))
+    folder = prepared.cached(data, path, seed, name, who)
     if folder is None:
         return prepared.read_whole(replace(data, path=path), seed)
+    try:
+        return _mapped(folder)
+    except Refused as error:
+        raise Refused(f"{error}; this is in the cache: remove {folder}, and the next run makes it anew") from error
+
+
+def _mapped(folder: Path) -> tuple[DocumentStore, prepared.Index]:
     index = prepared.read_index(folder)
-    return store_of(Path(folder), index), index
+    return store_of(folder, index), index

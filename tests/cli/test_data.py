@@ -120,6 +120,17 @@ def test_data_shows_what_is_trained(capsys, chats, tmp_path, is_prepared):
     assert "\x1b[32mI — 象形 🐋." in out and "⟦" not in out
 
 
+def test_data_takes_what_training_has_prepared_and_writes_nothing(capsys, chats, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = ["data", chats, "--tokenizer", TOKENIZER, "--chat-template", "chatml", "--pack-tokens", 512]
+    code, whole, _ = run(capsys, *source)
+    assert code == 0 and sorted(path.name for path in tmp_path.iterdir()) == ["chats.jsonl"]
+    data = {"path": chats, "tokenizer": TOKENIZER, "chat_template": "chatml"}
+    prepared.cached(data_config(data), chats)
+    monkeypatch.setattr("hsap.data.prepared.read_whole", lambda *_: pytest.fail("tokenised again"))
+    assert run(capsys, *source) == (0, whole, "")
+
+
 def test_cut_documents_say_where_they_go_on(capsys, tmp_path):
     (tmp_path / "a.txt").write_text("Call me Ishmael. Some years ago, never mind how long precisely.")
     arguments = [tmp_path / "a.txt", "--tokenizer", TOKENIZER, "--pack-tokens", 8, "--policy", "concat"]

@@ -47,9 +47,7 @@ def test_a_run_goes_on_from_raw_data_from_memory_and_from_what_was_prepared(tmp_
     for form in forms.values():
         assert read_inputs(configuration(tmp_path, "resume=true", *form, rows=ROWS)).checkpoint["step"] == 10
     changed = [*ROWS[:-1], {"tokens": [5, 6, 8], "labels": [5, 6, 8]}]
-    with pytest.raises(
-        ValueError, match=r"another run: data\.path was \d+ documents, .*, now \d+ documents"
-    ):
+    with pytest.raises(ValueError, match=r"another run: data\.path was \d+ documents, .*, now \d+ documents"):
         read_inputs(configuration(tmp_path, "resume=true", *CHAT, rows=changed))
 
 
