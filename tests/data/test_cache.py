@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hsap.data import prepared
+from hsap.data import prepared, sources
 from hsap.data.config import data_config
 from hsap.data.prepared import cache
 from hsap.data.read import read_store
@@ -140,6 +140,31 @@ def test_a_finished_folder_is_read_where_nothing_can_be_written(tmp_path, monkey
     monkeypatch.setattr("fcntl.flock", lambda *_: pytest.fail("locked"))
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("written"))
     same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
+def test_a_damaged_folder_is_told_and_can_be_removed(tmp_path):
+    data = settings(tmp_path)
+    folder = prepared.cached(data, data.path)
+    os.truncate(folder / "00000.tokens", 10)
+    with pytest.raises(ValueError, match=r"00000\.tokens has 10 bytes, .*; this is in the cache: remove "):
+        read_store(data, data.path, 0)
+    shutil.rmtree(folder)
+    same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
+def test_data_whose_changes_nobody_sees_are_read_into_memory(tmp_path, monkeypatch):
+    class Streamed:
+        features = ("text",)
+
+        def __iter__(self):
+            return iter([{"text": "a whale"}])
+
+    streamed = sources.open(Streamed())
+    for module in ("cache", "making"):
+        monkeypatch.setattr(f"hsap.data.prepared.{module}.open_data", lambda *_: streamed)
+    data = settings(tmp_path)
+    assert prepared.cached(data, "hf:whales#train") is None
+    assert len(read_store(data, "hf:whales#train", 0)[0].ids) == 1 and not Path(data.cache).exists()
 
 
 COMMAND = """
