@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy as np
 
 from hsap.data.chat.template import Template
 from hsap.data.document import Document, Rejected, Sample
-from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
+from hsap.data.tokenise import Tokenizer, tokenise
 
 if TYPE_CHECKING:
     from hsap.data.prepared.reader import Column
@@ -27,7 +26,6 @@ class DocumentStore:
     tokens[starts[i]:starts[i + 1]]. ids: one a document, as its source names it. trained: bool [num_tokens], as in
     `Sample`; None: every token is. answers: `Sample.answers` of all documents, None where no document has any:
     (first int64 [num_documents + 1], rows int64 [num_answers]), document i's are rows[first[i]:first[i + 1]].
-    content: in words, a checksum of it all, where somebody has it already.
     """
 
     tokens: np.ndarray | Column
@@ -35,7 +33,6 @@ class DocumentStore:
     ids: Sequence[str]
     trained: np.ndarray | Column | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
-    content: str | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -46,16 +43,6 @@ class DocumentStore:
     def uncut(self) -> np.ndarray | None:
         """Which documents a pack may hold whole only, those with answers: bool [num_documents]; None: no document."""
         return None if self.answers is None else np.diff(self.answers[0]) > 0
-
-    def described(self) -> str:
-        """Describe the data by what it holds, not by its path: it may move as long as it stays what it was."""
-        if self.content is not None:
-            return self.content
-        digest = hashlib.sha256(self.tokens.tobytes())
-        digest.update(self.starts.tobytes())
-        for column in (self.trained, *(self.answers or ())):
-            digest.update(b"" if column is None else column.tobytes())
-        return f"{len(self.ids)} documents, {len(self.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"
 
     def answers_of(self, document: int) -> tuple[int, ...]:
         """Give the rows at which the answers of a document begin; empty for one that is no shared question."""
@@ -84,21 +71,34 @@ class DocumentStore:
             rows = (first, np.array([row for one in answers for row in one], dtype=np.int64))
         return cls(np.concatenate(parts), starts, tuple(ids), trained, rows)
 
+    @classmethod
+    def joined(cls, parts: Sequence[DocumentStore]) -> DocumentStore:
+        """Put stores that are in memory behind each other."""
+        tokens = np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)])
+        starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)]))
+        ids = tuple(name for part in parts for name in part.ids)
+        trained = answers = None
+        if any(part.trained is not None for part in parts):
+            marks = (np.ones(len(part.tokens), bool) if part.trained is None else part.trained for part in parts)
+            trained = np.concatenate([*marks])
+        if any(part.answers is not None for part in parts):
+            given = [part.answers or (np.zeros(len(part.ids) + 1, np.int64), np.zeros(0, np.int64)) for part in parts]
+            counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(first) for first, _ in given)])
+            answers = (np.cumsum(counts), np.concatenate([rows for _, rows in given]))
+        return cls(tokens, starts, ids, trained, answers)
+
 
 def tokenise_documents(
     source: Iterable[Document],
     tokenizer: Tokenizer,
-    vocab_size: int | None = None,
     template: Callable[[], Template | None] | None = None,
-    most_tokens: int | None = None,
     reject: Callable[[str, str], None] | None = None,
 ) -> DocumentStore:
     """Tokenise every document of a source.
 
-    vocab_size: the model's, which may differ from the tokenizer's. template: gives what turns chats into text; called
-    for the first chat, so that data without any needs none that is sound. most_tokens: of a shared question, which no
-    pack may cut. reject: told the place and the reason of every document that `Rejected` is raised for, which is left
-    out; without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside either
+    template: gives what turns chats into text; called for the first chat, so that data without any needs none that is
+    sound. reject: told the place and the reason of every document that `Rejected` is raised for, which is left out;
+    without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside the
     vocabulary, with the document's file:line.
     """
     chat_template = functools.cache(template or (lambda: None))
@@ -106,17 +106,10 @@ def tokenise_documents(
     def walk() -> Iterator[Sample]:
         for document in source:
             try:
-                sample = tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
-                if sample.answers and most_tokens is not None and len(sample.tokens) > most_tokens:
-                    detail = f"{len(sample.tokens)} tokens, of {most_tokens} at most"
-                    raise Rejected(document.where, "a question with its answers is longer than a pack", detail)
+                yield tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
             except Rejected as error:
                 if reject is None:
                     raise
                 reject(error.where, error.reason)
-                continue
-            if vocab_size is not None:
-                check_token_ids(sample.tokens, vocab_size, document.where)
-            yield sample
 
     return DocumentStore.from_samples(walk())
