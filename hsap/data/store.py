@@ -12,7 +12,6 @@ import numpy as np
 from hsap.data.chat.template import Template
 from hsap.data.document import Document, Rejected, Sample
 from hsap.data.tokenise import Tokenizer, tokenise
-from hsap.ir.check import shown
 
 if TYPE_CHECKING:
     from hsap.data.prepared.reader import Column
@@ -53,11 +52,6 @@ class DocumentStore:
         return tuple(rows[first[document] : first[document + 1]].tolist())
 
     @classmethod
-    def from_documents(cls, documents: Iterable[tuple[str, np.ndarray]]) -> DocumentStore:
-        """Make a store from (id, token ids) pairs; ValueError where ids aren't a list of integers that fit int32."""
-        return cls.from_samples(Sample(name, _token_ids(name, tokens)) for name, tokens in documents)
-
-    @classmethod
     def from_samples(cls, samples: Iterable[Sample]) -> DocumentStore:
         """Make a store from samples; a column that no sample has a use for is None."""
         ids, parts, marks, answers = [], [np.zeros(0, dtype=np.int32)], [], []
@@ -92,21 +86,6 @@ class DocumentStore:
             counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(first) for first, _ in given)])
             answers = (np.cumsum(counts), np.concatenate([rows for _, rows in given]))
         return cls(tokens, starts, ids, trained, answers)
-
-
-def _token_ids(name: str, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    try:
-        given = np.asarray(tokens)
-    except (ValueError, OverflowError):
-        given = np.empty(0, dtype=object)
-    bounds = np.iinfo(np.int32)
-    sound = given.ndim == 1 and (given.dtype.kind in "iu" or (given.size == 0 and given.dtype.kind == "f"))
-    if not sound or (given.size and not bounds.min <= int(given.min()) <= int(given.max()) <= bounds.max):
-        raise ValueError(
-            f"document {name}: its token ids are {shown(tokens)}; they must be one list of integers from {bounds.min} "
-            f"to {bounds.max}"
-        )
-    return given.astype(np.int32)
 
 
 def tokenise_documents(

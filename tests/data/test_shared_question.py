@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import hsap
 from hsap.data.batch import NO_TARGET, build_micro_batch, count_targets
-from hsap.data.chat.preference import join
+from hsap.data.chat.shared_question import join
 from hsap.data.document import Sample
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.data.packing import POLICIES, Packing, PackStream, Piece, epoch_packs
