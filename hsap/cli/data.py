@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from hsap.cli import settings
@@ -32,6 +33,9 @@ def add_to(commands) -> None:
     command.add_argument("--seed", type=int, default=settings.SEED, metavar="S", help="train.seed (default 1234)")
     command.add_argument(
         "--packs-per-step", type=int, default=PACKS_PER_STEP, metavar="N", help=f"default {PACKS_PER_STEP}"
+    )
+    command.add_argument(
+        "--cache", default=settings.CACHE, metavar="DIR", help=f"data.cache of training (default {settings.CACHE})"
     )
     command.add_argument("--color", action="store_true", help="colour even where stdout is no terminal")
     settings.add_flags(command, "how documents are packed", settings.PACKING)
@@ -72,14 +76,16 @@ def _lines(arguments: argparse.Namespace, path: object):
         raise ValueError(
             "--tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data"
         )
-    data = settings.read(arguments, path, file)
+    data = replace(settings.read(arguments, path, file), cache=arguments.cache)
     packing, tokenizer = data.as_packing(), open_tokenizer(data)
     packs = whole("--packs", arguments.packs, 0)
-    store, tally = read_store(data, path, tokenizer, settings.templates(data, tokenizer), arguments.seed)
+    # What training has prepared is taken as it is; looking at data writes nothing.
+    found = None if is_prepared else prepared.find_cached(data, path, arguments.seed)
+    store, index = read_store(replace(data, cache=None), found or path, arguments.seed)
     stream = PackStream(store.lengths, packing, arguments.packs_per_step, arguments.seed, store.uncut)
     stream.seek(whole("--step", arguments.step))
     yield f"{printable(path)}: {len(store.ids):,} documents, {len(store.tokens):,} tokens"
-    for told in (*map(str, count_long(store.lengths, store.uncut, packing)), printable(tally.told())):
+    for told in (*map(str, count_long(store.lengths, store.uncut, packing)), printable(index.left_out.told())):
         if told:
             yield told
     colour = arguments.color or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from hsap.cli.lengths import histogram, percentiles
 from hsap.ir.check import printable
 
 _WIDTH = 80
-_EVERY_S = 5.0
 
 
 def add_to(commands) -> None:
@@ -44,7 +41,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
     data = settings.read(arguments, settings.path_of(arguments.source), arguments.tokenizer)
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
-    with ended_on_sigterm(), _Progress() as progress:
+    with ended_on_sigterm(), prepared.Progress("hsap prepare") as progress:
         index = prepared.prepare(data, arguments.out, workers, arguments.seed, progress)
     figures = _figures(index, prepared.open_store(arguments.out).lengths)
     if arguments.json:
@@ -52,41 +49,6 @@ def _prepare(arguments: argparse.Namespace) -> int:
     else:
         print(_report(arguments, index, figures, histogram(prepared.open_store(arguments.out).lengths)))
     return OK
-
-
-class _Progress:
-    """A bar on a terminal, a line every few seconds elsewhere; on stderr, gone when it is done."""
-
-    def __init__(self) -> None:
-        self._bar = None
-        self._begin = self._told = time.monotonic()
-        self._first: int | None = None
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, documents: int, tokens: int) -> None:
-        if sys.stderr.isatty():
-            if self._bar is None:
-                from tqdm import tqdm
-
-                self._bar = tqdm(unit=" tokens", unit_scale=True, initial=tokens, desc="prepare", leave=False)
-            self._bar.set_postfix_str(f"{documents:,} documents", refresh=False)
-            self._bar.update(tokens - self._bar.n)
-            return
-        now = time.monotonic()
-        if self._first is None:
-            self._first = tokens
-            if documents:
-                print(f"hsap prepare: goes on behind {documents:,} documents, {tokens:,} tokens", file=sys.stderr)
-        elif now - self._told >= _EVERY_S:
-            self._told = now
-            rate = (tokens - self._first) / (now - self._begin)
-            print(f"hsap prepare: {documents:,} documents, {tokens:,} tokens, {rate:,.0f} tokens/s", file=sys.stderr)
 
 
 def _figures(index, lengths) -> dict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Mapping
 
 import yaml
@@ -41,6 +40,8 @@ PACKING = {
 """How documents become packs."""
 SEED = 1234
 """train.seed where nobody sets it."""
+CACHE = "outputs/prepared"
+"""data.cache where nobody sets it."""
 
 
 def add_flags(command: argparse.ArgumentParser, title: str, settings: Mapping[str, tuple[str, str]]) -> None:
@@ -85,13 +86,6 @@ def read(arguments: argparse.Namespace, path: object, tokenizer: str):
                 else _yaml(f"--{name.replace('_', '-')}", value)
             )
     return data_config(given)
-
-
-def templates(data, tokenizer):
-    """Give what loads the chat template, when the first chat asks for it."""
-    from hsap.data.opening import open_template
-
-    return functools.cache(functools.partial(open_template, data, tokenizer))
 
 
 def _yaml(flag: str, value: str) -> object:

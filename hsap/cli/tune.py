@@ -53,7 +53,7 @@ def add_to(commands) -> None:
 def _tune(arguments: argparse.Namespace) -> int:
     # The search brings numba, which takes longer to import than all else that a command needs.
     from hsap.planners import usual
-    from hsap.tune import experiment, measure, search, table
+    from hsap.tune import experiment, search, table, trials
 
     if arguments.out is not None:
         _needs(PROJECT / "configs" / "experiment", f"-o {arguments.out}", "writes to it", "take figures from --json")
@@ -64,7 +64,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         _needs(PROJECT / "train.py", "--measure", "runs it", "leave it out")
     job, top = _job(arguments), whole("--top", arguments.top)
     if arguments.measure:
-        named("--measure, --nodes", measure.check_measurable, job)
+        named("--measure, --nodes", trials.check_measurable, job)
     planners = None
     if arguments.planners is not None:
         planners = named("--planners", usual, [name.strip() for name in arguments.planners.split(",")])
@@ -75,7 +75,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         for i, row in enumerate(found.rows[:MEASURED]):
             if sys.stderr.isatty():
                 print(f"hsap tune: trial {i + 1} of {min(MEASURED, len(found.rows))}", file=sys.stderr, flush=True)
-            measured[i] = measure.measure(PROJECT, job, row, arguments.overrides)
+            measured[i] = trials.measure(PROJECT, job, row, arguments.overrides)
     print(json.dumps(table.figures(found, measured)) if arguments.json else table.text(found, measured))
     if arguments.out is not None:
         path = experiment.write(PROJECT / "configs", arguments.out, job, found.rows[0])
@@ -94,7 +94,7 @@ def _needs(path: Path, option: str, why: str, instead: str) -> None:
 
 
 def _job(arguments: argparse.Namespace):
-    from hsap.tune import measure
+    from hsap.tune import trials
     from hsap.tune.job import Job, packs_per_step
 
     cluster = named("--cluster", clusters.read, arguments.cluster, whole("--nodes", arguments.nodes))
@@ -109,7 +109,7 @@ def _job(arguments: argparse.Namespace):
     packs = named("--global-batch-tokens, --seq-len", packs_per_step, whole("--global-batch-tokens", tokens), seq_len)
     dtype = arguments.dtype or ("fp32" if cluster.is_host else "bf16")
     # A trial's corpus is written to a file, and every rank reads it.
-    drawn = min((measure.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
+    drawn = min((trials.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
     seed = whole("--seed", arguments.seed, 0, datasets.MAX_SEED)
     lengths = _lengths(arguments.data, drawn, seed)
     shape = _model(arguments.model)

@@ -81,6 +81,7 @@ class DataConfig:
     curriculum: tuple[tuple[int, int], ...] | None = rule(
         "a list of [step, pack_tokens], like [[1000,32768],[3000,131072]]", _is_curriculum, optional=True
     )
+    cache: str | None = text("a directory", optional=True)
     lookahead: int = integer(0)
     workers: int | None = integer(0, optional=True)
 

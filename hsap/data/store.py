@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ import numpy as np
 
 from hsap.data.chat.template import Template
 from hsap.data.document import Document, Rejected, Sample
-from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
-from hsap.ir.check import shown
+from hsap.data.tokenise import Tokenizer, tokenise
 
 if TYPE_CHECKING:
     from hsap.data.prepared.reader import Column
@@ -28,7 +26,6 @@ class DocumentStore:
     tokens[starts[i]:starts[i + 1]]. ids: one a document, as its source names it. trained: bool [num_tokens], as in
     `Sample`; None: every token is. answers: `Sample.answers` of all documents, None where no document has any:
     (first int64 [num_documents + 1], rows int64 [num_answers]), document i's are rows[first[i]:first[i + 1]].
-    content: in words, a checksum of it all, where somebody has it already.
     """
 
     tokens: np.ndarray | Column
@@ -36,7 +33,6 @@ class DocumentStore:
     ids: Sequence[str]
     trained: np.ndarray | Column | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
-    content: str | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -48,27 +44,12 @@ class DocumentStore:
         """Which documents a pack may hold whole only, those with answers: bool [num_documents]; None: no document."""
         return None if self.answers is None else np.diff(self.answers[0]) > 0
 
-    def described(self) -> str:
-        """Describe the data by what it holds, not by its path: it may move as long as it stays what it was."""
-        if self.content is not None:
-            return self.content
-        digest = hashlib.sha256(self.tokens.tobytes())
-        digest.update(self.starts.tobytes())
-        for column in (self.trained, *(self.answers or ())):
-            digest.update(b"" if column is None else column.tobytes())
-        return f"{len(self.ids)} documents, {len(self.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"
-
     def answers_of(self, document: int) -> tuple[int, ...]:
         """Give the rows at which the answers of a document begin; empty for one that is no shared question."""
         if self.answers is None:
             return ()
         first, rows = self.answers
         return tuple(rows[first[document] : first[document + 1]].tolist())
-
-    @classmethod
-    def from_documents(cls, documents: Iterable[tuple[str, np.ndarray]]) -> DocumentStore:
-        """Make a store from (id, token ids) pairs; ValueError where ids aren't a list of integers that fit int32."""
-        return cls.from_samples(Sample(name, _token_ids(name, tokens)) for name, tokens in documents)
 
     @classmethod
     def from_samples(cls, samples: Iterable[Sample]) -> DocumentStore:
@@ -90,49 +71,45 @@ class DocumentStore:
             rows = (first, np.array([row for one in answers for row in one], dtype=np.int64))
         return cls(np.concatenate(parts), starts, tuple(ids), trained, rows)
 
-
-def _token_ids(name: str, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    try:
-        given = np.asarray(tokens)
-    except (ValueError, OverflowError):
-        given = np.empty(0, dtype=object)
-    bounds = np.iinfo(np.int32)
-    sound = given.ndim == 1 and (given.dtype.kind in "iu" or (given.size == 0 and given.dtype.kind == "f"))
-    if not sound or (given.size and not bounds.min <= int(given.min()) <= int(given.max()) <= bounds.max):
-        raise ValueError(
-            f"document {name}: its token ids are {shown(tokens)}; they must be one list of integers from {bounds.min} "
-            f"to {bounds.max}"
-        )
-    return given.astype(np.int32)
+    @classmethod
+    def joined(cls, parts: Sequence[DocumentStore]) -> DocumentStore:
+        """Put stores that are in memory behind each other."""
+        tokens = np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)])
+        starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)]))
+        ids = tuple(name for part in parts for name in part.ids)
+        trained = answers = None
+        if any(part.trained is not None for part in parts):
+            marks = (np.ones(len(part.tokens), bool) if part.trained is None else part.trained for part in parts)
+            trained = np.concatenate([*marks])
+        if any(part.answers is not None for part in parts):
+            given = [part.answers or (np.zeros(len(part.ids) + 1, np.int64), np.zeros(0, np.int64)) for part in parts]
+            counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(first) for first, _ in given)])
+            answers = (np.cumsum(counts), np.concatenate([rows for _, rows in given]))
+        return cls(tokens, starts, ids, trained, answers)
 
 
 def tokenise_documents(
     source: Iterable[Document],
     tokenizer: Tokenizer,
-    vocab_size: int | None = None,
     template: Callable[[], Template | None] | None = None,
     reject: Callable[[str, str], None] | None = None,
 ) -> DocumentStore:
     """Tokenise every document of a source.
 
-    vocab_size: the model's, which may differ from the tokenizer's. template: gives what turns chats into text; called
-    for the first chat, so that data without any needs none that is sound. reject: told the place and the reason of
-    every document that `Rejected` is raised for, which is left out; without it the first one ends the walk. Errors
-    (ValueError): what the source refuses; a token id outside either vocabulary, with the document's file:line.
+    template: gives what turns chats into text; called for the first chat, so that data without any needs none that is
+    sound. reject: told the place and the reason of every document that `Rejected` is raised for, which is left out;
+    without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside the
+    vocabulary, with the document's file:line.
     """
     chat_template = functools.cache(template or (lambda: None))
 
     def walk() -> Iterator[Sample]:
         for document in source:
             try:
-                sample = tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
+                yield tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
             except Rejected as error:
                 if reject is None:
                     raise
                 reject(error.where, error.reason)
-                continue
-            if vocab_size is not None:
-                check_token_ids(sample.tokens, vocab_size, document.where)
-            yield sample
 
     return DocumentStore.from_samples(walk())

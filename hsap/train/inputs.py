@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hsap.data import prepared
-from hsap.data.chat.template import Template
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
 from hsap.data.read import read_store
@@ -23,6 +21,7 @@ from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.shared import check_shareable
+from hsap.keys import is_number
 from hsap.models import ModelConfig
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
@@ -69,7 +68,7 @@ class Inputs:
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
     data = config.data
-    paths = [data.path, data.eval_path] if data.eval_path is not None and config.train.eval_every else [data.path]
+    paths = [*_data_sets(config).values()]
     for path in paths:
         if not prepared.is_prepared(path):
             open_data(data, path, config.train.seed)
@@ -104,24 +103,29 @@ def _check_out(out: str) -> None:
         raise ValueError(f"out={out}: {there} is no folder that can be written to; set out= to another")
 
 
+def prepare_data(config: TrainConfig) -> None:
+    """Prepare raw data in the cache, before ranks are started that would wait for the first of them to do it."""
+    for setting, path in _data_sets(config).items():
+        if not prepared.is_prepared(path):
+            prepared.cached(config.data, path, config.train.seed, setting, _who(config))
+
+
 def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    templates = functools.cache(functools.partial(open_template, config.data, tokenizer))
-    train_data, left_out = _documents(config, "data.path", tokenizer, model, templates)
-    # One that no document has asked for may be another, or unsound.
-    used = templates() if templates.cache_info().currsize else None
-    eval_data = None
-    if config.data.eval_path is not None and config.train.eval_every:
-        eval_data, more = _documents(config, "data.eval_path", tokenizer, model, templates)
-        left_out += more
+    read = {setting: _documents(config, setting, model) for setting in _data_sets(config)}
+    train_data, index = read["data.path"]
+    eval_data, _ = read.get("data.eval_path", (None, None))
+    template = index.recipe["chat_template"]
     identity = {
         **_settings(config, model, tokenizer),
-        "data.chat_template": None if used is None else _sha256(used.renderer.source, used.renderer.special),
-        "data.path": train_data.described(),
+        "data.chat_template": None if template is None else f"sha256 {template['sha256'][:12]}",
+        "data.path": index.content,
     }
+    told = {setting: one.left_out.told() for setting, (_, one) in read.items()}
+    left_out = tuple(f"of the documents of {setting} {what}" for setting, what in told.items() if what)
     state = None
     if config.resume:
         state = read_state(config)
@@ -152,24 +156,26 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def _documents(
-    config: TrainConfig,
-    setting: str,
-    tokenizer: Tokenizer,
-    model: ModelConfig,
-    template: Callable[[], Template | None],
-) -> tuple[DocumentStore, tuple[str, ...]]:
-    """Read the data set that a setting names; also says what of it was left out, if anything was."""
-    path = getattr(config.data, setting.removeprefix("data."))
-    store, left_out = read_store(config.data, path, tokenizer, template, config.train.seed, model.vocab_size)
-    told = left_out.told()
-    if not len(store.ids):
-        raise ValueError(f"{setting} gives no document: {told}; check the data")
+def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[str, float]]:
+    """Give the data sets of a run by the settings that name them; data.eval_path only where it is evaluated."""
+    data = config.data
+    evaluated = data.eval_path is not None and config.train.eval_every
+    return {"data.path": data.path} | ({"data.eval_path": data.eval_path} if evaluated else {})
+
+
+def _who(config: TrainConfig) -> str:
+    rank = os.environ.get("RANK")
+    return "hsap" if rank is None or config.world_size == 1 else f"hsap: rank {rank}"
+
+
+def _documents(config: TrainConfig, setting: str, model: ModelConfig) -> tuple[DocumentStore, prepared.Index]:
+    """Read the data set that a setting names."""
+    store, index = read_store(config.data, _data_sets(config)[setting], config.train.seed, setting, _who(config))
     if store.answers is not None:
         for mask in set(model.layer_masks):
             check_shareable(mask)
     count_long(store.lengths, store.uncut, config.packing)
-    return store, (f"of the documents of {setting} {told}",) if told else ()
+    return store, index
 
 
 def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> dict:
@@ -193,13 +199,10 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
     return json.loads(json.dumps(settings))
 
 
-def _sha256(*values: object) -> str:
-    """Describe JSON values in few letters."""
-    return f"sha256 {hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]}"
-
-
-def _weights(path: str | Mapping[str, float]) -> list[float] | None:
-    """Give what share each of several data sets has, in their order; None for one."""
-    if not isinstance(path, Mapping):
+def _weights(path: str | Sequence[str] | Mapping[str, float]) -> list[float] | None:
+    """Give what share each of several data sets has, in their order; None for one. Prepared data know theirs."""
+    if prepared.is_prepared(path):
+        path = prepared.read_index(path).settings.get("data.path")
+    if not isinstance(path, Mapping) or not all(is_number(weight) and weight > 0 for weight in path.values()):
         return None
     return [round(weight / sum(path.values()), 9) for weight in path.values()]

@@ -60,9 +60,10 @@ def main(config_dir: Path) -> None:
         choice = decide(task.values.get("topology"), device, around)
         config = train_config(task.values, choice.world_size, choice.device, _out(task.values, choice.world_size))
         if isinstance(choice, Start):
-            from hsap.train.inputs import check
+            from hsap.train.inputs import check, prepare_data
 
             check(config)
+            prepare_data(config)
     except Exception as error:
         fail(error, rank, _PATIENCE_BEFORE_S)
     match choice:

@@ -28,7 +28,7 @@ from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
-from hsap.train.engine import Engine, build, learning_rate, start, stop
+from hsap.train.engine import Engine, build, join, learning_rate, leave
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
 from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
@@ -45,12 +45,12 @@ def run(config: TrainConfig) -> None:
     may wait for ranks that no longer answer.
     """
     inputs = read_inputs(config)
-    mesh = start(config)
+    mesh = join(config)
     engine = build(config, inputs.model, mesh)
     trainer = Trainer(config, inputs, engine)
-    with trainer.stop:
+    with trainer.stop_request:
         trainer.train()
-        stop(engine)
+        leave(engine)
 
 
 class Trainer:
@@ -69,7 +69,7 @@ class Trainer:
         # Before anything is trained: the processes load their code meanwhile.
         self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
         self._eval_plans: list[Plan] | None = None
-        self.stop = StopRequest()
+        self.stop_request = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
 
     def train(self) -> None:
@@ -224,7 +224,7 @@ class Trainer:
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = sum(waits) + busy_s
         # A signal may have reached only some of the ranks.
-        highest = [*waits, elapsed_s, _peak_bytes(self.engine.device), self.stop.asked_by or 0]
+        highest = [*waits, elapsed_s, _peak_bytes(self.engine.device), self.stop_request.asked_by or 0]
         highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)

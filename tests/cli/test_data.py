@@ -11,9 +11,8 @@ import pytest
 from hsap.cli import main, settings
 from hsap.cli.lengths import histogram, percentiles
 from hsap.cli.packs import marked, runs
-from hsap.cli.prepare import _Progress
 from hsap.data import prepared
-from hsap.data.config import DataConfig
+from hsap.data.config import DataConfig, data_config
 from hsap.data.prepared.making import READING
 from hsap.data.tokenise import load_tokenizer
 
@@ -43,7 +42,9 @@ def run(capsys, *arguments):
 def test_flags_are_the_data_settings():
     names = {field.name for field in fields(DataConfig)}
     assert set(settings.READING) == set(READING)
-    assert names - {*settings.READING, *settings.PACKING} == {"path", "eval_path", "tokenizer", "lookahead", "workers"}
+    others = {"path", "eval_path", "tokenizer", "cache", "lookahead", "workers"}
+    assert names - {*settings.READING, *settings.PACKING} == others
+    assert data_config({"path": "a", "tokenizer": TOKENIZER}).cache == settings.CACHE
 
 
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):
@@ -86,8 +87,8 @@ def test_prepare_refuses_in_one_paragraph(capsys, chats, tmp_path, flags, told):
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("hsap.cli.prepare._EVERY_S", 0.0)
-    with _Progress() as progress:
+    monkeypatch.setattr("hsap.data.prepared.progress._EVERY_S", 0.0)
+    with prepared.Progress("hsap prepare") as progress:
         for counts in ((3, 500), (1000, 70_000)):
             progress(*counts)
     lines = capsys.readouterr().err.splitlines()
@@ -117,6 +118,17 @@ def test_data_shows_what_is_trained(capsys, chats, tmp_path, is_prepared):
     assert re.search(r"\.\.\. answer 1 of 2, .*\n+⟦Yes\\x1b\[2J\.<\|im_end\|>⟧\n+\.\.\. answer 2 of 2.*\n+⟦No\.<", out)
     code, out, _ = run(capsys, "data", *source, "--pack-tokens", 512, "--packs", 1, "--color")
     assert "\x1b[32mI — 象形 🐋." in out and "⟦" not in out
+
+
+def test_data_takes_what_training_has_prepared_and_writes_nothing(capsys, chats, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = ["data", chats, "--tokenizer", TOKENIZER, "--chat-template", "chatml", "--pack-tokens", 512]
+    code, whole, _ = run(capsys, *source)
+    assert code == 0 and sorted(path.name for path in tmp_path.iterdir()) == ["chats.jsonl"]
+    data = {"path": chats, "tokenizer": TOKENIZER, "chat_template": "chatml"}
+    prepared.cached(data_config(data), chats)
+    monkeypatch.setattr("hsap.data.prepared.read_whole", lambda *_: pytest.fail("tokenised again"))
+    assert run(capsys, *source) == (0, whole, "")
 
 
 def test_cut_documents_say_where_they_go_on(capsys, tmp_path):

@@ -72,11 +72,9 @@ def made(tmp_path_factory):
     return path.parent / "out", data
 
 
-def in_memory(data, vocab_size=None):
+def in_memory(data):
     source, tokenizer = open_data(data, data.path), open_tokenizer(data)
-    store = tokenise_documents(
-        source, tokenizer, vocab_size, lambda: open_template(data, tokenizer), reject=source.reject
-    )
+    store = tokenise_documents(source, tokenizer, lambda: open_template(data, tokenizer), reject=source.reject)
     return store, source.tally
 
 
@@ -107,7 +105,7 @@ def test_a_folder_holds_what_tokenising_in_memory_gives(made):
     assert (index.left_out.counts, index.left_out.examples) == (tally.counts, tally.examples)
     assert index.left_out.counts["a conversation that ends without an answer"] == 1
     assert index.left_out.counts["no text and no tokens"] == 10
-    assert store.described() == index.content == prepared.read_index(folder).content
+    assert index.content == prepared.read_index(folder).content
 
 
 def test_batches_of_a_folder_are_those_of_memory(made):
@@ -277,10 +275,10 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(made, tmp_path, monkeypat
 
 
 def test_two_at_a_time_are_refused(rows, tmp_path):
-    from hsap.data.prepared.making import _work
+    from hsap.data.prepared.making import work_of
     from hsap.data.prepared.shards import begun
 
-    work = _work(rows, 0, open_data(rows, rows.path), open_tokenizer(rows), 1)
+    work = work_of(rows, 0, open_data(rows, rows.path), open_tokenizer(rows), 1)
     with begun(tmp_path / "out", work), pytest.raises(ValueError, match="is being prepared by another process"):
         prepared.prepare(rows, tmp_path / "out")
 
@@ -371,8 +369,8 @@ def shard(field, value):
 
 
 STRANGE = {
-    "another format": (lambda v: v.update(format="mds"), "it is 'mds' of version 1, not"),
-    "another version": (lambda v: v.update(version=2), "of version 2, not"),
+    "another format": (lambda v: v.update(format="mds"), "it is 'mds' of version 2, not"),
+    "another version": (lambda v: v.update(version=1), "of version 1, not"),
     "a true version": (lambda v: v.update(documents=True), "documents is True; it must be a whole number"),
     "no shards": (lambda v: v.pop("shards"), "it must have format, version"),
     "shards of another type": (lambda v: v.update(shards={}), "shards is {}"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import hsap
 from hsap.data.batch import NO_TARGET, build_micro_batch, count_targets
-from hsap.data.chat.preference import join
+from hsap.data.chat.shared_question import join
 from hsap.data.document import Sample
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.data.packing import POLICIES, Packing, PackStream, Piece, epoch_packs
@@ -121,7 +121,7 @@ def test_packs_never_cut_what_is_to_stay_whole(documents, policy):
         assert len(pieces) == 1 or not uncut[document]
 
 
-def test_one_longer_than_a_pack_is_counted_where_it_is_made_and_dropped_where_it_is_packed():
+def test_one_longer_than_a_pack_is_dropped_where_it_is_packed():
     store = DocumentStore.from_samples([sample_of("q", 5, [9, 9])[0]])
     for make in (
         lambda: PackStream(store.lengths, Packing(16), 1, uncut=store.uncut),

@@ -41,6 +41,7 @@ def settings(folder, out, *more):
         "data.path": folder / "ragged.jsonl",
         "data.eval_path": "null",
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
+        "data.cache": folder / "cache",
         "data.pack_tokens": 192,
         "train.steps": NUM_STEPS,
         "train.packs_per_step": 4,

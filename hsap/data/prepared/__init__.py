@@ -1,6 +1,7 @@
 """Prepared data: documents tokenised once into a folder, which training maps into memory and never loads.
 
-`prepare` writes such a folder, `open_store` reads one. It is plain data, nothing in it is unpickled:
+`prepare` writes such a folder, `open_store` reads one, `cached` gives the one of raw data. It is plain data, nothing in
+it is unpickled:
 
     prepared.json       the index, written last: a folder without it isn't finished
     00000.tokens …      columns of shard 0, one file each; shards follow each other in the order of the documents
@@ -20,7 +21,7 @@ numbers little-endian; D is its number of documents, T of tokens:
 
 The index is one JSON object:
 
-    format, version      "hsap prepared documents", 1
+    format, version      "hsap prepared documents", 2
     documents, tokens    in all shards
     token_dtype          "uint16" or "uint32"
     recipe               how documents became tokens: tokenizer (file, sha256, vocab_size, before, after: the ids put
@@ -28,8 +29,8 @@ The index is one JSON object:
                          chat, chat_template (name, sha256) and loss, which are null otherwise
     settings, source     what `prepare` was told, and the size, the times and the number of the files that it read: the
                          same command goes on with what is there, another one is refused
-    left_out             counts of documents left out by reason; notes, the same of those trained only in part; and
-                         examples of both: [place, reason], ...
+    left_out             counts of documents left out by reason; notes: of those trained only in part, likewise; and
+                         examples: [place, reason], ...
     shards               one object each: documents, tokens, trained (how many tokens are), read (documents that the
                          source gave for it, with those left out), chats, and columns: bytes and sha256 of each file
     sha256               of all of the above as JSON, keys sorted, no spaces, only ASCII
@@ -46,9 +47,24 @@ behind these.
 """
 
 from hsap.data.prepared.agreement import check_agreement
+from hsap.data.prepared.cache import cached, find_cached
 from hsap.data.prepared.checking import check
 from hsap.data.prepared.index import INDEX, Index, is_prepared, read_index
-from hsap.data.prepared.making import prepare
+from hsap.data.prepared.making import prepare, read_whole
+from hsap.data.prepared.progress import Progress
 from hsap.data.prepared.reader import open_store
 
-__all__ = ["INDEX", "Index", "check", "check_agreement", "is_prepared", "open_store", "prepare", "read_index"]
+__all__ = [
+    "INDEX",
+    "Index",
+    "Progress",
+    "cached",
+    "check",
+    "check_agreement",
+    "find_cached",
+    "is_prepared",
+    "open_store",
+    "prepare",
+    "read_index",
+    "read_whole",
+]

@@ -15,10 +15,11 @@ from hsap.data.sources.detect import PREPARED
 from hsap.ir.check import Refused, instance, one_of, shown, whole
 
 INDEX = PREPARED
-FORMAT, VERSION = "hsap prepared documents", 1
+FORMAT, VERSION = "hsap prepared documents", 2
 NEEDED = ("tokens", "starts", "ids", "id_starts")
 ANSWERS = ("answer_starts", "answers")
 COLUMNS = (*NEEDED, "trained", *ANSWERS)
+_NAMES = ("ids", "id_starts")
 TOKEN_DTYPES = {"uint16": 1 << 16, "uint32": 1 << 31}
 """Types of stored tokens, with the vocabulary that each holds; ids are int32 in memory."""
 MAX_COUNT = 1 << 48
@@ -106,8 +107,16 @@ class Index:
 
     @property
     def content(self) -> str:
-        """Describe the data by what it holds, for checkpoints: no path, no time, nothing that copying changes."""
-        columns = [[name, file.sha256] for shard in self.shards for name, file in sorted(shard.columns.items())]
+        """Describe the data by what is trained, for checkpoints: no path, no time, no name of a document.
+
+        Raw data and what was prepared of them have the same.
+        """
+        columns = [
+            [name, file.sha256]
+            for shard in self.shards
+            for name, file in sorted(shard.columns.items())
+            if name not in _NAMES
+        ]
         digest = hashlib.sha256(_canonical([self.token_dtype, columns]))
         return f"{self.documents} documents, {self.tokens} tokens, sha256 {digest.hexdigest()[:12]}"
 
@@ -185,7 +194,7 @@ def column_file(folder: Path, shard: int, column: str) -> Path:
 
 
 def tally_json(tally: Tally) -> dict:
-    """Give what was left out, and what of rows was, as JSON values."""
+    """Give what was left out as JSON values."""
     examples = [[one.where, one.reason] for one in tally.examples]
     return {"counts": dict(tally.counts), "notes": dict(tally.notes), "examples": examples}
 
@@ -199,7 +208,7 @@ def tally_of_json(value: object, where: str) -> Tally:
             counts[reason] = whole(f"{where}.{name}", count, 1, MAX_COUNT)
     for example in instance(f"{where}.examples", value["examples"], list, "a list"):
         sound = isinstance(example, list) and len(example) == 2 and all(isinstance(text, str) for text in example)
-        if not sound or example[1] not in (*tally.counts, *tally.notes):
+        if not sound or not (example[1] in tally.counts or example[1] in tally.notes):
             raise Refused(f"{where}.examples has {shown(example)}; an example is a place and a reason that is counted")
         tally.examples.append(Rejection(*example))
     return tally

@@ -8,7 +8,7 @@ of the source.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hsap.data.config import DataConfig
@@ -18,12 +18,13 @@ from hsap.data.prepared.checking import check
 from hsap.data.prepared.index import FORMAT, INDEX, TOKEN_DTYPES, VERSION, Index, Shard, read_index
 from hsap.data.prepared.recipe import template_recipe, tokenizer_recipe
 from hsap.data.prepared.shards import Growing, begun, clear, publish, same_work
-from hsap.data.prepared.workers import Tokenised, tokenised
+from hsap.data.prepared.workers import tokenised
 from hsap.data.sources import Tally
 from hsap.data.sources.extent import fingerprint
 from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
 from hsap.data.sources.source import EXAMPLES
+from hsap.data.store import DocumentStore
 from hsap.data.tokenise import Tokenizer
 from hsap.ir.check import Refused, whole
 
@@ -63,7 +64,7 @@ def prepare(
     tokenizer = open_tokenizer(data)
     source = open_data(data, data.path, seed)
     _apart(source, out)
-    work = _work(data, seed, source, tokenizer, whole("shard_tokens", shard_tokens))
+    work = work_of(data, seed, source, tokenizer, whole("shard_tokens", shard_tokens))
     if (out / INDEX).is_file():
         index = read_index(out)
         same_work(out, {**work, "settings": index.settings, "source": index.source}, work)
@@ -71,25 +72,36 @@ def prepare(
         return index
     with begun(out, work) as finished:
         shards, left_out = map(list, zip(*finished)) if finished else ([], [])
-        read = sum(shard.read for shard in shards)
-        counted: deque[list[bool]] = deque()
-        made = zip(tokenised(_blocks(source, read, counted), data, workers), _popped(counted))
-        for shard, tally in _written(made, out, shards, work, progress):
-            shards.append(shard)
-            left_out.append(tally)
-        tally = _all_left_out(source, left_out)
-        if not any(shard.documents for shard in shards):
-            raise Refused(f"{data.path} gives no document: {tally.told()}; check the data")
+        for growing in _grown(source, data, workers, work, shards, progress):
+            shards.append(growing.write(out, len(shards), work["token_dtype"]))
+            left_out.append(growing.left_out)
         if fingerprint(source) != work["source"]:
             raise Refused(
                 f"{data.path} has changed while it was read, so that {out} holds parts of what it was and of what it "
                 f"is; remove {out}, and run the same command again"
             )
-        publish(out, _index(data, work, tokenizer, shards, tally))
+        publish(out, _index(data, work, tokenizer, source, shards, left_out))
     return check(out)
 
 
-def _work(data: DataConfig, seed: int, source: DataSet, tokenizer: Tokenizer, shard_tokens: int) -> dict:
+def read_whole(data: DataConfig, seed: int = 0) -> tuple[DocumentStore, Index]:
+    """Tokenise the data set that data.path names into memory; gives it, and the index that it would have on the disk.
+
+    seed: of the order of a mixture. Errors (ValueError): what the source refuses; no document that can be trained on.
+    """
+    tokenizer = open_tokenizer(data)
+    source = open_data(data, data.path, seed)
+    work = work_of(data, seed, source, tokenizer, SHARD_TOKENS)
+    parts, shards, left_out = [], [], []
+    for growing in _grown(source, data, 1, work, []):
+        parts += growing.parts
+        shards.append(growing.measured(work["token_dtype"]))
+        left_out.append(growing.left_out)
+    index = _index(data, work, tokenizer, source, shards, left_out)
+    return DocumentStore.joined(parts), index
+
+
+def work_of(data: DataConfig, seed: int, source: DataSet, tokenizer: Tokenizer, shard_tokens: int) -> dict:
     """Say what is prepared from what, and how: whoever goes on with a folder must have the same."""
     dtype = next(name for name, size in TOKEN_DTYPES.items() if tokenizer.vocab_size <= size)
     settings = {f"data.{name}": getattr(data, name) for name in READING}
@@ -119,7 +131,9 @@ def _apart(source: DataSet, out: Path) -> None:
         if part.format in ("source_tree", "source_trees", "mds", "text") and out.resolve().is_relative_to(
             Path(part.path).resolve()
         ):
-            raise Refused(f"{out} lies inside {part.path}, all of which is read; name a folder elsewhere")
+            raise Refused(
+                f"{out} lies inside {part.path}, all of which is read; name one elsewhere (in training: data.cache)"
+            )
 
 
 def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[list[Document]]:
@@ -145,40 +159,39 @@ def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[
         yield block
 
 
-def _popped(queue: deque) -> Iterator:
-    while True:
-        yield queue.popleft()
-
-
 def _characters(document: Document) -> int:
     if document.chat is not None:
         return _CHAT_CHARACTERS
     return len(document.text) if document.tokens is None else _TOKEN_CHARACTERS * len(document.tokens)
 
 
-def _written(
-    blocks: Iterable[tuple[Tokenised, list[bool]]],
-    out: Path,
-    shards: Sequence[Shard],
+def _grown(
+    source: DataSet,
+    data: DataConfig,
+    workers: int,
     work: Mapping,
-    progress: Progress,
-) -> Iterator[tuple[Shard, Tally]]:
-    """Write blocks as shards behind those that are there; gives each with what it left out."""
-    number, growing = len(shards), Growing()
+    shards: Sequence[Shard],
+    progress: Progress = lambda documents, tokens: None,
+) -> Iterator[Growing]:
+    """Tokenise what is behind the shards that are there; gives it shard by shard."""
+    counted: deque[list[bool]] = deque()
+    blocks = tokenised(_blocks(source, sum(shard.read for shard in shards), counted), data, workers)
     documents, tokens = (sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens"))
+    growing = Growing()
     progress(documents, tokens)
-    for block, counted in blocks:
+    for block in blocks:
+        first = counted.popleft()
         growing.add(block.store, block.read, block.chats)
         for which, *told in block.left_out:
-            if counted[which]:
+            if first[which]:
                 growing.left_out.reject(*told)
         documents, tokens = documents + len(block.store.ids), tokens + len(block.store.tokens)
         progress(documents, tokens)
         if growing.tokens >= work["settings"]["shard_tokens"] or growing.read >= SHARD_DOCUMENTS:
-            yield growing.write(out, number, work["token_dtype"]), growing.left_out
-            number, growing = number + 1, Growing()
+            yield growing
+            growing = Growing()
     if growing.read:
-        yield growing.write(out, number, work["token_dtype"]), growing.left_out
+        yield growing
 
 
 def _all_left_out(source: DataSet, of_shards: Sequence[Tally]) -> Tally:
@@ -191,7 +204,17 @@ def _all_left_out(source: DataSet, of_shards: Sequence[Tally]) -> Tally:
     return total
 
 
-def _index(data: DataConfig, work: dict, tokenizer: Tokenizer, shards: Sequence[Shard], left_out: Tally) -> Index:
+def _index(
+    data: DataConfig,
+    work: dict,
+    tokenizer: Tokenizer,
+    source: DataSet,
+    shards: Sequence[Shard],
+    left_out: Sequence[Tally],
+) -> Index:
+    tally = _all_left_out(source, left_out)
+    if not any(shard.documents for shard in shards):
+        raise Refused(f"{data.path} gives no document: {tally.told()}; check the data")
     chats = any(shard.chats for shard in shards)
     template = template_recipe(open_template(data, tokenizer)) if chats else None
     recipe = {
@@ -199,6 +222,6 @@ def _index(data: DataConfig, work: dict, tokenizer: Tokenizer, shards: Sequence[
         "chat_template": template,
         "loss": data.loss if template is not None else None,
     }
-    counts = (sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens"))
-    settings = work["settings"]
-    return Index(*counts, work["token_dtype"], recipe, settings, work["source"], left_out, tuple(shards))
+    tally.num_documents, tokens = (sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens"))
+    settings, of = work["settings"], work["source"]
+    return Index(tally.num_documents, tokens, work["token_dtype"], recipe, settings, of, tally, tuple(shards))

@@ -46,7 +46,6 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
         ids=_Ids(folder, documents),
         trained=Column(tokens, bool, _trained_reader(folder, index.shards)) if trained else None,
         answers=_answers(folder, index, starts),
-        content=index.content,
     )
 
 

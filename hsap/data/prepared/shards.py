@@ -51,7 +51,7 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
     with open(folder / UNFINISHED, "ab") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise Refused(f"{folder} is being prepared by another process; wait for it, or end it") from error
         if (folder / INDEX).is_file() or not _is_named(held, folder / UNFINISHED):
             # Between our look at the folder and the lock, whoever had that has finished, and may have begun to train.
@@ -137,11 +137,19 @@ class Growing:
         files = {}
         for name, chunks in self._columns(np.dtype(token_dtype).newbyteorder("<")):
             files[name] = _write(column_file(folder, number, name), chunks)
-        shard = Shard(self.documents, self.tokens, self.trained, self.read, self.chats, files)
+        shard = self._shard(files)
         sync(folder)
         record = {"shard": asdict(shard), "left_out": tally_json(self.left_out)}
         write_json(column_file(folder, number, _RECORD), signed(record))
         return shard
+
+    def measured(self, token_dtype: str) -> Shard:
+        """Say what the shard would be on the disk."""
+        columns = self._columns(np.dtype(token_dtype).newbyteorder("<"))
+        return self._shard({name: _measured(chunks) for name, chunks in columns})
+
+    def _shard(self, files: Mapping[str, File]) -> Shard:
+        return Shard(self.documents, self.tokens, self.trained, self.read, self.chats, files)
 
     def _columns(self, dtype: np.dtype) -> Iterator[tuple[str, Iterable[bytes | np.ndarray]]]:
         parts = self.parts
@@ -209,6 +217,14 @@ def _write(path: Path, chunks: Iterable[bytes | np.ndarray]) -> File:
             f"{path} can't be written ({error.strerror}); make room, or mend what is said, and run the same command "
             f"again: it goes on where it was"
         ) from error
+    return File(num_bytes, digest.hexdigest())
+
+
+def _measured(chunks: Iterable[bytes | np.ndarray]) -> File:
+    digest, num_bytes = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        num_bytes += memoryview(chunk).nbytes
     return File(num_bytes, digest.hexdigest())
 
 

@@ -445,7 +445,7 @@ def test_documents_of_no_tokens_are_counted(tmp_path, name):
         (tmp_path / file).write_bytes(content)
     source = sources.open(tmp_path)
     documents = list(source)
-    assert (source.num_empty, source.tally.num_documents) == (num_empty, len(documents))
+    assert (source.tally.num_empty, source.tally.num_documents) == (num_empty, len(documents))
     assert f"{num_empty} for {EMPTY} (" in source.tally.told()
 
 

@@ -43,7 +43,7 @@ def test_empty_documents_are_counted_anew_on_every_walk(tmp_path):
     source = sources.open(write(tmp_path / "d.jsonl", b'{"text": ""}\n' + GOOD + b'{"input_ids": []}\n'))
     for _ in range(2):
         assert len(list(source)) == 1
-        assert source.num_empty == 2
+        assert source.tally.num_empty == 2
 
 
 def test_text_wins_over_tokens_unless_only_tokens_are_wanted(tmp_path):
