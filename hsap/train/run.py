@@ -122,13 +122,21 @@ class Trainer:
             print(f"hsap: {self.stopped_by.name}: {told}", file=sys.stderr, flush=True)
 
     def _saves(self, step: int) -> bool:
-        """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops."""
+        """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops.
+
+        A run that goes on from a checkpoint saves its last step whatever is set: what it adds would be lost else.
+        """
         train = self.config.train
-        due = train.save_every and (step % train.save_every == 0 or step >= train.steps)
-        return bool(due or self.stopped_by is not None)
+        if self.stopped_by is not None or (train.save_every and step % train.save_every == 0):
+            return True
+        return step >= train.steps and self._saves_at_end
+
+    @property
+    def _saves_at_end(self) -> bool:
+        return self.config.train.save_every > 0 or self.inputs.checkpoint is not None
 
     def _opening(self, step: int) -> list[str]:
-        """One line on what is about to run and where it goes, and one for documents that aren't packed as they are."""
+        """One line on what is about to run, where it goes and whether it stays; one for documents not packed whole."""
         config, model = self.config, self.inputs.model
         told = (
             f"hsap: {dist.get_world_size()} ranks on {config.engine.device} ({config.topology}, dp {config.dp}), "
@@ -136,6 +144,8 @@ class Trainer:
         )
         if step == config.train.steps:
             return [f"{told}; step {step} is the last: raise train.steps to go on"]
+        if not self._saves_at_end:
+            told += "; the trained model isn't kept: train.save_every=N saves it every N steps and at the end"
         lines = [f"{told}; going on after step {step}" if step else told]
         lines += [f"hsap: {told}" for told in self.inputs.left_out]
         packed = (
