@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
+from hsap.keys import unknown
 from hsap.train import flags
-from hsap.train.config import TrainConfig, train_config
-from hsap.train.overrides import know_project, rewrite, wants_multirun
+from hsap.train.config import KEYS, TrainConfig, train_config
+from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.sweep import Job, exit_code, table
 
@@ -93,6 +94,7 @@ def _train(config: TrainConfig, values: Mapping[str, object], rank: int) -> None
 def _compose(config_dir: Path, arguments: list[str]) -> Task:
     """Hand the arguments to Hydra: afterwards `values` is set, or Hydra has run a sweep or printed what was asked."""
     import hydra
+    from hydra.errors import ConfigCompositionException
 
     task = Task()
     know_project(config_dir.parent)
@@ -102,6 +104,11 @@ def _compose(config_dir: Path, arguments: list[str]) -> Task:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="config")(task)()
+    except ConfigCompositionException as error:
+        # Hydra would have a plus put before a key that is misspelt.
+        if (missing := re.match(r"Could not override '(\w+)'", str(error))) and missing[1] not in KEYS:
+            raise unknown("", missing[1], {*KEYS, *GROUPS}) from None
+        raise
     finally:
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR")

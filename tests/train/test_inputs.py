@@ -239,8 +239,6 @@ def test_a_new_run_does_not_overwrite_the_metrics_of_a_run_without_checkpoints(t
     metrics.write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match=r"holds the metrics of a run that kept no checkpoint to go on from; set anot"):
         check(config)
-    save_state(config)
-    check(configuration(tmp_path, "resume=true"))
 
 
 def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):

@@ -92,6 +92,24 @@ def test_bad_configuration_is_one_paragraph_and_starts_nothing(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("plannr=sap", "plannr: no such key; known ones are arena_multiple, "),
+        (
+            "+experiment=nonsense",
+            "Could not find 'experiment/nonsense' Available options in 'experiment': long-context sm",
+        ),
+    ],
+)
+def test_a_misspelt_key_or_experiment_is_refused_with_what_there_is(tmp_path, override, told):
+    done = launch(tmp_path, override)
+    assert done.returncode == 1
+    (paragraph,) = errors(done)
+    assert told in paragraph and ("Did you mean planner?" in paragraph or override != "plannr=sap")
+
+
+@pytest.mark.slow
 def test_an_unknown_model_lists_the_known_ones(tmp_path):
     done = launch(tmp_path, "model=no_such_model")
     assert done.returncode == 1
