@@ -8,9 +8,10 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from hsap.train import flags
 from hsap.train.config import KEYS, TrainConfig, train_config
 from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
 
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
@@ -74,10 +76,13 @@ def main(config_dir: Path) -> None:
             code = start_ranks(choice, os.path.abspath(sys.argv[0]), arguments, config.out)
             sys.exit(code)
         case Train():
-            _train(config, task.values, around.rank)
+            settings = partial(write_down, task.values, arguments=arguments, config_dir=config_dir)
+            _train(config, task.values, around.rank, settings)
 
 
-def _train(config: TrainConfig, values: Mapping[str, object], rank: int) -> None:
+def _train(
+    config: TrainConfig, values: Mapping[str, object], rank: int, settings: Callable[[Mapping[str, object]], str]
+) -> None:
     # DeepSpeed looks for accelerators when first imported; told which one, it neither guesses nor warns.
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
@@ -86,7 +91,8 @@ def _train(config: TrainConfig, values: Mapping[str, object], rank: int) -> None
         with _agreed_out(config.out, rank, config.world_size) as out:
             from hsap.train.run import run
 
-            run(train_config(values, config.world_size, config.engine.device, out))
+            found = {"topology": config.topology, "out": out}
+            run(train_config(values, config.world_size, config.engine.device, out), settings(found))
     except Exception as error:
         fail(error, rank, _PATIENCE_DURING_S)
 

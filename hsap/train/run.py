@@ -35,12 +35,14 @@ from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
 from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
 from hsap.train.recipe import PlanFigures
+from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
 
 
-def run(config: TrainConfig) -> None:
+def run(config: TrainConfig, settings: str | None = None) -> None:
     """Train as configured: every rank of the job calls this. ValueError for what the user can mend.
 
+    settings: the configuration as text, to be kept in the run's folder once nothing speaks against the run.
     After an error the process groups are left as they are: the process is about to end, and leaving a group in order
     may wait for ranks that no longer answer.
     """
@@ -48,6 +50,8 @@ def run(config: TrainConfig) -> None:
     mesh = join(config)
     engine = build(config, inputs.model, mesh)
     trainer = Trainer(config, inputs, engine)
+    if settings is not None and dist.get_rank() == 0:
+        keep(Path(config.out), settings)
     with trainer.stop_request:
         trainer.train()
         leave(engine)
