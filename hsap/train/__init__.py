@@ -7,5 +7,6 @@ run          the loop of one rank
 engine       model, optimizer and DeepSpeed
 planning     plans made ahead, by the ranks in turn (recipe: how; pool, worker: in processes of their own)
 checkpoints  saved and resumed runs
+settings     the configuration, kept in the run's folder
 metrics, profile, stopping  what a step says of itself; measured timelines; signals
 """

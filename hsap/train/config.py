@@ -140,6 +140,9 @@ _GROUPS = {
     "train": LoopConfig,
     "profile": ProfileConfig,
 }
+_OTHER_GROUPS = ("model", "planner", "cluster")
+KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
+"""What a configuration has at its top."""
 
 # On CPUs ranks compute on the very cores that workers would plan on.
 _WORKERS = {"cpu": 0, "cuda": 2}
@@ -150,10 +153,8 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
-    others = ("model", "planner", "cluster")
-    top = {*others, *_GROUPS} | {f.name for f in fields(_PlainKeys)}
-    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *others)}
-    plain = read(_PlainKeys, "", plain_values, top)
+    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
+    plain = read(_PlainKeys, "", plain_values, KEYS)
     groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +228,17 @@ def test_a_new_run_does_not_overwrite_checkpoints(tmp_path):
     check(config)
     save_state(config)
     with pytest.raises(ValueError, match=r"holds the checkpoints of a run \(step10\); set resume=true"):
+        check(config)
+
+
+def test_a_new_run_does_not_overwrite_the_metrics_of_a_run_without_checkpoints(tmp_path):
+    config = configuration(tmp_path)
+    metrics = Path(config.out) / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    metrics.touch()
+    check(config)  # that one never finished a step
+    metrics.write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"holds the metrics of a run that kept no checkpoint to go on from; set anot"):
         check(config)
 
 

@@ -141,7 +141,14 @@ def refuse_used(config: TrainConfig) -> None:
     if latest.is_file():
         raise ValueError(
             f"out={config.out} holds the checkpoints of a run ({one_line(_latest(folder(config)))}); set "
-            "resume=true to go on with it, or another out="
+            "resume=true to go on with it, or another out=, or remove it"
+        )
+    metrics = Path(config.out) / "metrics.jsonl"
+    # An empty one is of a run that never finished a step.
+    if metrics.is_file() and metrics.stat().st_size:
+        raise ValueError(
+            f"out={config.out} holds the metrics of a run that kept no checkpoint to go on from; set another out=, or "
+            "remove it"
         )
 
 
