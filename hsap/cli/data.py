@@ -61,7 +61,7 @@ def _data(arguments: argparse.Namespace) -> int:
 def _lines(arguments: argparse.Namespace, path: object):
     from hsap.cli.packs import step_lines
     from hsap.data import prepared
-    from hsap.data.opening import open_tokenizer
+    from hsap.data.opening import marker_notice, open_tokenizer
     from hsap.data.packing import PackStream, count_long
     from hsap.data.read import read_store
 
@@ -85,7 +85,8 @@ def _lines(arguments: argparse.Namespace, path: object):
     stream = PackStream(store.lengths, packing, arguments.packs_per_step, arguments.seed, store.uncut)
     stream.seek(whole("--step", arguments.step))
     yield f"{printable(path)}: {len(store.ids):,} documents, {len(store.tokens):,} tokens"
-    for told in (*map(str, count_long(store.lengths, store.uncut, packing)), printable(index.left_out.told())):
+    notices = (index.left_out.told(), marker_notice(data, tokenizer, index.recipe))
+    for told in (*map(str, count_long(store.lengths, store.uncut, packing)), *map(printable, notices)):
         if told:
             yield told
     colour = arguments.color or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def add_to(commands) -> None:
 
 def _prepare(arguments: argparse.Namespace) -> int:
     from hsap.data import prepared
+    from hsap.data.opening import marker_notice, open_tokenizer
 
     data = settings.read(arguments, settings.path_of(arguments.source), arguments.tokenizer)
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
@@ -47,6 +49,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
         print(json.dumps(figures))
     else:
         print(_report(arguments, index, figures, histogram(prepared.open_store(arguments.out).lengths)))
+    if notice := marker_notice(data, open_tokenizer(data), index.recipe):
+        print(f"hsap prepare: {printable(notice)}", file=sys.stderr)
     return OK
 
 

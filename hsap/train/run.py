@@ -137,7 +137,7 @@ class Trainer:
         if step == config.train.steps:
             return [f"{told}; step {step} is the last: raise train.steps to go on"]
         lines = [f"{told}; going on after step {step}" if step else told]
-        lines += [f"hsap: {told}" for told in self.inputs.left_out]
+        lines += [f"hsap: {told}" for told in (*self.inputs.left_out, *self.inputs.notices)]
         packed = (
             ("documents", self.inputs.train_data, config.packing),
             ("held-out documents", self.inputs.eval_data, eval_packing(config.packing)),

@@ -50,7 +50,8 @@ def test_flags_are_the_data_settings():
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):
     arguments = ["prepare", chats, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--chat-template", "chatml"]
     code, out, err = run(capsys, *arguments, "--workers", 1)
-    assert (code, err) == (0, "")
+    assert code == 0 and err.count("\n") == 1, "the demo's tokenizer knows no markers of chats"
+    assert "are written as words: <|im_start|> (8 tokens), <|im_end|> (7 tokens); right if" in err
     store = prepared.open_store(tmp_path / "out")
     assert f"2 documents, {len(store.tokens)} tokens (" in " ".join(out.split())
     assert f"longest {store.lengths.max()}, mean {store.lengths.mean():.1f}" in " ".join(out.split())
@@ -114,6 +115,7 @@ def test_data_shows_what_is_trained(capsys, chats, tmp_path, is_prepared):
     assert code == 0 and "\x1b" not in out
     assert out.startswith(f"{source[0]}: 2 documents, ")
     assert "1 left out: 1 for a conversation that ends without an answer" in out
+    assert out.count("are written as words: <|im_start|> (8 tokens)") == 1
     assert "user\nWho?<|im_end|>\n<|im_start|>assistant\n⟦I — 象形 🐋.<|im_end|>⟧" in out
     assert re.search(r"\.\.\. answer 1 of 2, .*\n+⟦Yes\\x1b\[2J\.<\|im_end\|>⟧\n+\.\.\. answer 2 of 2.*\n+⟦No\.<", out)
     code, out, _ = run(capsys, "data", *source, "--pack-tokens", 512, "--packs", 1, "--color")
