@@ -23,7 +23,8 @@ def add_to(commands) -> None:
         "data",
         help="show packs of a data set as text: documents, and what of them is trained",
         description="Show the packs that training has, step by step. Text in ⟦ ⟧ (green on a terminal) is trained: "
-        "something predicts it. Control tokens are shown as their pieces. Flags are settings of train.py.",
+        "something predicts it. Control tokens are their pieces in ‹ ›; what merely spells one is in none. Flags are "
+        "settings of train.py.",
     )
     settings.add_source(command)
     command.add_argument("--tokenizer", metavar="FILE", help="not needed where prepared data find theirs")
@@ -59,7 +60,7 @@ def _data(arguments: argparse.Namespace) -> int:
 
 
 def _lines(arguments: argparse.Namespace, path: object):
-    from hsap.cli.packs import step_lines
+    from hsap.cli.packs import CLOSE, LEGEND, OPEN, step_lines
     from hsap.data import prepared
     from hsap.data.opening import marker_notice, open_tokenizer
     from hsap.data.packing import PackStream, count_long
@@ -86,10 +87,13 @@ def _lines(arguments: argparse.Namespace, path: object):
     stream.seek(whole("--step", arguments.step))
     yield f"{printable(path)}: {len(store.ids):,} documents, {len(store.tokens):,} tokens"
     notices = (index.left_out.told(), marker_notice(data, tokenizer, index.recipe))
-    for told in (*map(str, count_long(store.lengths, store.uncut, packing)), *map(printable, notices)):
+    long = count_long(store.lengths, store.uncut, packing, index.chats)
+    for told in (*map(str, long), *map(printable, notices)):
         if told:
             yield told
     colour = arguments.color or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    if packs:
+        yield LEGEND.format("green" if colour else f"{OPEN} {CLOSE}")
     while packs > 0:
         step = next(stream)
         yield ""

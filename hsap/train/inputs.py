@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hsap.data import prepared
 from hsap.data.opening import marker_notice, open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
@@ -55,7 +57,7 @@ class Inputs:
 
     identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. left_out: in
     words, documents of each data set that aren't used and why; empty if all are. notices: what else the run has to say
-    of its data at the start.
+    of its data at the start. chats: which documents of train_data are, see `Index.chats`.
     """
 
     model: ModelConfig
@@ -65,6 +67,7 @@ class Inputs:
     checkpoint: dict | None
     left_out: tuple[str, ...]
     notices: tuple[str, ...] = ()
+    chats: np.ndarray | None = None
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
@@ -125,7 +128,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     if config.resume:
         state = read_state(config)
         check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state, left_out, notices)
+    return Inputs(model, train_data, eval_data, identity, state, left_out, notices, index.chats)
 
 
 def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:

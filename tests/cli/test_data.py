@@ -115,6 +115,7 @@ def test_data_shows_what_is_trained(capsys, chats, tmp_path, is_prepared):
     assert code == 0 and "\x1b" not in out
     assert out.startswith(f"{source[0]}: 2 documents, ")
     assert "1 left out: 1 for a conversation that ends without an answer" in out
+    assert "⟦ ⟧ is trained; ‹…› is a control token" in out
     assert out.count("are written as words: <|im_start|> (8 tokens)") == 1
     assert "user\nWho?<|im_end|>\n<|im_start|>assistant\n⟦I — 象形 🐋.<|im_end|>⟧" in out
     assert re.search(r"\.\.\. answer 1 of 2, .*\n+⟦Yes\\x1b\[2J\.<\|im_end\|>⟧\n+\.\.\. answer 2 of 2.*\n+⟦No\.<", out)
@@ -142,7 +143,7 @@ def test_cut_documents_say_where_they_go_on(capsys, tmp_path):
     assert code == 0 and f"tokens 0 to 8 of {len(tokens)}, 8 trained" in out
     after = tokenizer.decode(tokens[8:9])
     assert f"goes on in another pack; its next token, {after!r}, is trained here" in out
-    assert "<s>⟦Call me" in out
+    assert "‹<s>›⟦Call me" in out
 
 
 def test_steps_are_those_of_the_stream(capsys):
@@ -184,7 +185,7 @@ def test_runs_are_the_text_however_it_is_cut(seed):
     assert "".join(part for part, _, control in parts if not control) == tokenizer.decode(tokens) == text
     assert [part for part, _, control in parts if control] == ["<s>", "</s>"]
     shown = marked(iter(parts), colour=False)
-    assert shown.replace("⟦", "").replace("⟧", "") == f"<s>{text}</s>"
+    assert shown.replace("⟦", "").replace("⟧", "") == f"‹<s>›{text}‹</s>›", "words that spell a control token are none"
     assert list(runs(tokenizer, [], np.zeros(0, bool))) == []
 
 

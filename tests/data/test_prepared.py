@@ -106,6 +106,10 @@ def test_a_folder_holds_what_tokenising_in_memory_gives(made):
     assert index.left_out.counts["a conversation that ends without an answer"] == 1
     assert index.left_out.counts["no text and no tokens"] == 10
     assert index.content == prepared.read_index(folder).content
+    kinds = dict(zip(expected.ids, index.chats.tolist(), strict=True))
+    for document in open_data(data, data.path):
+        if document.id in kinds:
+            assert kinds[document.id] == 2 or kinds[document.id] == (document.chat is not None)
 
 
 def test_batches_of_a_folder_are_those_of_memory(made):
