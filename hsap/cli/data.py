@@ -41,7 +41,7 @@ def add_to(commands) -> None:
     command.add_argument("--color", action="store_true", help="colour even where stdout is no terminal")
     settings.add_flags(command, "how documents are packed", settings.PACKING)
     settings.add_flags(command, "how rows become tokens, of data that isn't prepared", settings.READING)
-    command.set_defaults(run=_data)
+    command.set_defaults(run=_data, told=settings.as_flags)
 
 
 def _data(arguments: argparse.Namespace) -> int:
@@ -72,11 +72,11 @@ def _lines(arguments: argparse.Namespace, path: object):
         raise ValueError(
             f"--{given[0].replace('_', '-')}: {path} is prepared, its rows have become tokens; leave it out"
         )
-    file = _tokenizer_of(path, prepared.read_index(path), arguments.tokenizer) if is_prepared else arguments.tokenizer
-    if file is None:
-        raise ValueError(
-            "--tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data"
-        )
+    file = (
+        _tokenizer_of(path, prepared.read_index(path), arguments.tokenizer)
+        if is_prepared
+        else settings.tokenizer_of(arguments)
+    )
     data = replace(settings.read(arguments, path, file), cache=arguments.cache)
     packing, tokenizer = data.as_packing(), open_tokenizer(data)
     packs = whole("--packs", arguments.packs, 0)
@@ -90,7 +90,7 @@ def _lines(arguments: argparse.Namespace, path: object):
     long = count_long(store.lengths, store.uncut, packing, index.chats)
     for told in (*map(str, long), *map(printable, notices)):
         if told:
-            yield told
+            yield settings.as_flags(told)
     colour = arguments.color or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     if packs:
         yield LEGEND.format("green" if colour else f"{OPEN} {CLOSE}")

@@ -74,17 +74,36 @@ def test_a_report_fits_eighty_columns(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--loss", "some"], "data.loss=some: expected one of assistant, last_assistant, weighted, all"),
-        (["--end-id", "-3"], "data.end_id=-3: expected a whole number of at least 0"),
+        (["--loss", "some"], "--loss=some: expected one of assistant, last_assistant, weighted, all"),
+        (["--end-id", "-3"], "--end-id=-3: expected a whole number of at least 0"),
         (["--chat-fields", "{a"], "--chat-fields: '{a' isn't YAML"),
+        (["--chat-template", "own"], "--chat-template=own: no chat template there; set it to chatml"),
+        (["--text-field", "body"], "set --chat-template to chatml, llama2, mistral"),
         (["--workers", "0"], "--workers is 0; it must be a whole number from 1"),
-        (["--format", "csv"], "data.format=csv: expected one of json"),
+        (["--format", "csv"], "--format=csv: expected one of json"),
     ],
 )
 def test_prepare_refuses_in_one_paragraph(capsys, chats, tmp_path, flags, told):
     code, out, err = run(capsys, "prepare", chats, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err
+
+
+def test_a_misspelt_flag_is_told_the_one_meant(capsys, chats, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["prepare", chats, "-o", str(tmp_path / "out"), "--text-feild", "body"])
+    assert "--text-feild body; did you mean --text-field; see hsap prepare --help" in capsys.readouterr().err
+
+
+def test_what_the_template_says_is_told_where_it_takes_no_chat(capsys, tmp_path):
+    call = {"function": {"name": "look", "arguments": {}}}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns += [{"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"}]
+    (tmp_path / "tools.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    arguments = [tmp_path / "tools.jsonl", "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--workers", 1]
+    code, _, err = run(capsys, "prepare", *arguments, "--chat-template", "mistral")
+    assert code == 2 and "Mistral has no form for tools" in err and "set --chat-template to one that has a form" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(capsys, monkeypatch):
@@ -169,9 +188,9 @@ def test_data_refuses_another_tokenizer_and_checks(capsys, chats, tmp_path):
     (tmp_path / "out/00000.tokens").write_bytes(tokens)
     code, out, err = run(capsys, "data", tmp_path / "out", "--check")
     assert (code, out) == (2, "") and "00000.tokens is damaged" in err
-    assert run(capsys, "data", chats)[2] == (
-        "hsap data: --tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data\n"
-    )
+    for command in (["data", chats], ["prepare", chats, "-o", tmp_path / "new"]):
+        err = run(capsys, *command)[2]
+        assert err.startswith(f"hsap {command[0]}: --tokenizer: name the tokenizer.json") and "data of token ids" in err
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -187,6 +187,7 @@ def test_no_document_is_told(tmp_path, rows, told):
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=told):
         prepared.prepare(settings(tmp_path / "d.jsonl", chat_template="chatml"), tmp_path / "out")
+    assert not (tmp_path / "out").exists(), "what came to nothing leaves nothing"
     with pytest.raises(ValueError, match=r"holds no finished prepared data .* run the `hsap prepare` that began it"):
         prepared.open_store(tmp_path / "out")
 
