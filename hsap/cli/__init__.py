@@ -48,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
             known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            meant = {flag: difflib.get_close_matches(flag.partition("=")[0], known, 1) for flag in rest}
+            meant = {flag: difflib.get_close_matches(flag.partition("=")[0], known, 1, 0.8) for flag in rest}
             told = [f"; did you mean {names[0]}" for flag, names in meant.items() if flag.startswith("--") and names]
             self.error(f"unrecognized arguments: {' '.join(rest)}{''.join(told)}")
         return namespace, rest
