@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from hsap.cli import bench, data, plan, planners, prepare, simulate, tune, verify, view
-from hsap.cli.exit import BAD_INPUT, NOT_OK
+from hsap.cli.exit import BAD_INPUT, INTERRUPTED, NOT_OK
 from hsap.ir.check import one_line, printable
 
 COMMANDS = (plan, verify, simulate, view, tune, planners, bench, prepare, data)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 fine, 1 a plan that is not valid, 2 bad input (one paragraph)."""
+    """Run a command; returns the exit code (`hsap.cli.exit`). Bad input is told in one paragraph."""
     arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that has no word for a character is no reason to end, least of all when hours of work are told.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -30,9 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_OK
     except OSError as error:
-        where = one_line(error.filename)
-        print(f"hsap {arguments.command}: {where}: {error.strerror}; check the path", file=sys.stderr)
+        # Libraries raise some without a number, and writing to an open file raises one without a name.
+        where = "" if error.filename is None else f"{one_line(error.filename)}: "
+        told = f"{where}{one_line(error.strerror or error)}; check {'the path' if where else 'disk and path'}"
+        print(f"hsap {arguments.command}: {told}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"hsap {arguments.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ValueError as error:
         told = getattr(arguments, "told", str)(printable(error))
         print(f"hsap {arguments.command}: {told}", file=sys.stderr)

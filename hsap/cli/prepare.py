@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hsap.children import ended_on_sigterm
@@ -55,11 +56,6 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 
 def _figures(index, lengths) -> dict:
-    places: dict[str, list[str]] = {reason: [] for reason in index.left_out.counts}
-    for example in index.left_out.examples:
-        places[example.reason].append(example.where)
-    counts = index.left_out.counts.items()
-    left_out = [{"reason": name, "documents": count, "examples": places[name]} for name, count in counts]
     return {
         "documents": index.documents,
         "tokens": index.tokens,
@@ -69,9 +65,17 @@ def _figures(index, lengths) -> dict:
         "shards": len(index.shards),
         "percentiles": percentiles(lengths),
         "longest": int(lengths.max(initial=0)),
-        "left_out": left_out,
+        "left_out": _reasons(index.left_out.counts, index.left_out.examples),
+        "trained_in_part": _reasons(index.left_out.notes, index.left_out.examples),
         "content": index.content,
     }
+
+
+def _reasons(counts: Mapping[str, int], examples: Sequence) -> list[dict]:
+    return [
+        {"reason": name, "documents": count, "examples": [one.where for one in examples if one.reason == name]}
+        for name, count in counts.items()
+    ]
 
 
 def _report(arguments: argparse.Namespace, index, figures: dict, chart: list[str]) -> str:
@@ -88,13 +92,13 @@ def _report(arguments: argparse.Namespace, index, figures: dict, chart: list[str
         "",
         *chart,
     ]
-    if f["left_out"]:
-        lines += ["", f"left out: {sum(one['documents'] for one in f['left_out']):,}"]
-    for one in f["left_out"]:
-        more = ", …" if one["documents"] > len(one["examples"]) else ""
-        lines += _wrapped(
-            f"{one['documents']:>9,}  {settings.as_flags(one['reason'])} ({', '.join(one['examples'])}{more})", 11
-        )
+    for name, told in (("left_out", "left out"), ("trained_in_part", "trained only in part")):
+        if f[name]:
+            lines += ["", f"{told}: {sum(one['documents'] for one in f[name]):,}"]
+        for one in f[name]:
+            more = ", …" if one["documents"] > len(one["examples"]) else ""
+            reason = settings.as_flags(one["reason"])
+            lines += _wrapped(f"{one['documents']:>9,}  {reason} ({', '.join(one['examples'])}{more})", 11)
     return "\n".join([*lines, "", f"train.py {' '.join(_settings(arguments, index))}"])
 
 

@@ -89,6 +89,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
             f"profile.layers={list(config.profile.layers)}: the model has {model.num_layers} layers, 0 to "
             f"{model.num_layers - 1}; name some of them, or null for all"
         )
+    _check_out(config.out)
     check_options(config.planner.name, dict(config.planner.options))
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
@@ -97,6 +98,14 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     else:
         refuse_used(config)
     return tokenizer, model
+
+
+def _check_out(out: str) -> None:
+    """Refuse a folder that can't be one, before anything takes long."""
+    path = Path(out).absolute()
+    there = next(one for one in (path, *path.parents) if os.path.exists(one))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"out={out}: {there} is no folder that can be written to; set out= to another")
 
 
 def prepare_data(config: TrainConfig) -> None:

@@ -212,7 +212,8 @@ def test_one_process_prepares_and_where_it_is_killed_another_goes_on(tmp_path):
     assert shards <= len(writers) <= shards + 1
     lived = [told for pid, told in said.items() if pid != first]
     assert len({out for out, _ in lived}) == 1
-    assert all("rank waits for the process that prepares data.path in " in err for _, err in lived)
+    # On a busy machine the last one may only have started when nothing was left to wait for.
+    assert any("rank waits for the process that prepares data.path in " in err for _, err in lived)
     assert any("goes on behind " in err for _, err in lived)
 
 

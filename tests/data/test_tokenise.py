@@ -130,3 +130,24 @@ def test_a_store_holds_every_document(tmp_path):
     assert store.tokens.dtype == np.int32
     assert store.lengths.tolist() == [4, 1, 3]
     assert store.ids == ("x", "d.jsonl:3", "y")
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_refused_with_its_place(tmp_path):
+    word_level(tmp_path / "t.json", ["[UNK]", "whale"])
+    values = json.loads((tmp_path / "t.json").read_text())
+    values["model"]["unk_token"] = "not there"
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    tokenizer = load_tokenizer(tmp_path / "t.json")
+    with pytest.raises(ValueError, match=r"d.jsonl:7: tokenizer .*t.json can't encode 'a ship' \(WordLevel error"):
+        tokenise(Document("d", "d.jsonl:7", text="a ship"), tokenizer)
+    with pytest.raises(ValueError, match=r"t.json can't encode 'a ship'"):
+        tokenizer.encode_part("a ship", "text")
+
+
+def test_ids_that_no_int32_holds_are_refused(tmp_path):
+    word_level(tmp_path / "t.json", ["[UNK]", "whale"])
+    values = json.loads((tmp_path / "t.json").read_text())
+    values["model"]["vocab"]["whale"] = 1 << 31
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"t.json has the id 2147483648; ids must be below 2147483648"):
+        load_tokenizer(tmp_path / "t.json")

@@ -125,7 +125,8 @@ def save_state(config, step=10):
     """Leave what a checkpoint of this configuration would, without weights."""
     fresh = unfinished(folder(config), step)
     fresh.mkdir(parents=True)
-    state = {"step": step, "cursor": None, "topology": config.topology, "identity": read_inputs(config).identity}
+    state = {"step": step, "cursor": {"step": step}, "topology": config.topology}
+    state["identity"] = read_inputs(config).identity
     files = {"rank0.safetensors": write_tensors(fresh / "rank0.safetensors", {})}
     publish(folder(config), step, {**state, "adam_steps": step}, files, keep=2)
 

@@ -75,6 +75,11 @@ def prepare(
         for growing in _grown(source, data, workers, work, shards, progress):
             shards.append(growing.write(out, len(shards), work["token_dtype"]))
             left_out.append(growing.left_out)
+        if fingerprint(source) != work["source"]:
+            raise Refused(
+                f"{data.path} has changed while it was read, so that {out} holds parts of what it was and of what it "
+                f"is; remove {out}, and run the same command again"
+            )
         publish(out, _index(data, work, tokenizer, source, shards, left_out))
     return check(out)
 

@@ -100,8 +100,19 @@ class _Ids(Sequence):
             raise Refused(f"{file}: the id of document {document} isn't UTF-8 ({error}); {_AGAIN}") from error
 
     def _map(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        files = (column_file(self._folder, shard, name) for name in ("id_starts", "ids"))
-        return tuple(mapped(file, np.dtype(dtype)) for file, dtype in zip(files, ("<u8", "u1"), strict=True))
+        return tuple(_mapped(self._folder, shard, *column) for column in (("id_starts", "<u8"), ("ids", "u1")))
+
+
+def _mapped(folder: Path, shard: int, column: str, dtype: str | np.dtype) -> np.ndarray:
+    """Map a file, which has been there: maps are made when they are first needed, hours later perhaps."""
+    file = column_file(folder, shard, column)
+    try:
+        return mapped(file, np.dtype(dtype))
+    except OSError as error:
+        raise Refused(
+            f"{file} was there when the data were opened, and can't be read any more ({error.strerror}); put it back, "
+            f"and go on from the newest checkpoint (resume=true), wherever the folder now lies"
+        ) from error
 
 
 def read_starts(folder: Path, shard: int, count: int, last: int, column: str) -> np.ndarray:
@@ -122,7 +133,7 @@ def _token_reader(folder: Path, index: Index) -> Callable[[int, int, int], np.nd
 
     @functools.lru_cache(_MAX_MAPS)
     def tokens_of(shard: int) -> np.ndarray:
-        return mapped(column_file(folder, shard, "tokens"), dtype)
+        return _mapped(folder, shard, "tokens", dtype)
 
     def read(shard: int, start: int, stop: int) -> np.ndarray:
         tokens = tokens_of(shard)[start:stop]
@@ -145,7 +156,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int, file: Path, first: int) ->
 def _trained_reader(folder: Path, shards: Sequence[Shard]) -> Callable[[int, int, int], np.ndarray]:
     @functools.lru_cache(_MAX_MAPS)
     def bits_of(shard: int) -> np.ndarray:
-        return mapped(column_file(folder, shard, "trained"), np.dtype("u1"))
+        return _mapped(folder, shard, "trained", "u1")
 
     def read(shard: int, start: int, stop: int) -> np.ndarray:
         if "trained" not in shards[shard].columns:

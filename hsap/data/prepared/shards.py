@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -53,6 +54,9 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Refused(f"{folder} is being prepared by another process; wait for it, or end it") from error
+        if (folder / INDEX).is_file() or not _is_named(held, folder / UNFINISHED):
+            # Between our look at the folder and the lock, whoever had that has finished, and may have begun to train.
+            raise Refused(f"{folder} has just been prepared by another process; run the same command again")
         if column_file(folder, 0, _RECORD).is_file():
             same_work(folder, read_signed(folder / UNFINISHED), work)
         else:
@@ -78,6 +82,14 @@ def _leave(folder: Path, is_new: bool) -> None:
             path.unlink()
     if is_new:
         folder.rmdir()
+
+
+def _is_named(file: IO, path: Path) -> bool:
+    """Say whether an open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def same_work(folder: Path, was: Mapping[str, object], now: Mapping[str, object]) -> None:
@@ -182,7 +194,7 @@ def clear(folder: Path) -> None:
     """Take away what only a folder that isn't finished needs; a crash may have come between."""
     for path in folder.glob(f"*.{_RECORD}"):
         if _OURS.fullmatch(path.name):
-            path.unlink()
+            path.unlink(missing_ok=True)  # of two that do this at a time the other was faster
     sync(folder)
 
 
@@ -208,14 +220,21 @@ def sync(folder: Path) -> None:
 
 
 def _write(path: Path, chunks: Iterable[bytes | np.ndarray]) -> File:
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            digest.update(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-        return File(file.tell(), digest.hexdigest())
+    digest, num_bytes = hashlib.sha256(), 0
+    try:
+        with open(path, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                digest.update(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            num_bytes = file.tell()
+    except OSError as error:
+        raise Refused(
+            f"{path} can't be written ({error.strerror}); make room, or mend what is said, and run the same command "
+            f"again: it goes on where it was"
+        ) from error
+    return File(num_bytes, digest.hexdigest())
 
 
 def _measured(chunks: Iterable[bytes | np.ndarray]) -> File:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 
 from hsap.data.config import DataConfig
@@ -82,12 +83,19 @@ class _Workers:
     def __init__(self, data: DataConfig, count: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, multiprocessing.Process] = {}
-        for _ in range(count):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(theirs, data), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes[ours] = process
+        # Ctrl-C reaches all of a terminal's processes. Workers never see it, from their first moment on: we end them.
+        # What the library starts beside the first worker leaves nothing blocked, so it has to be there before.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(count):
+                ours, theirs = spawn.Pipe()
+                process = spawn.Process(target=_work, args=(theirs, data), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes[ours] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> _Workers:
         return self
@@ -142,8 +150,6 @@ def _result(answer: Tokenised | tuple[str, str]) -> Tokenised:
 
 def _work(pipe: Connection, data: DataConfig) -> None:
     """Tokenise what comes through a pipe until it ends."""
-    # Ctrl-C reaches all of a terminal's processes; the parent is who ends us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     tokenise = None
     # Read on a thread of its own: otherwise both ends could wait for the other to read.
     for block in Prefetch(_received(pipe), _AHEAD - 1):
