@@ -7,6 +7,7 @@ It starts without torch and numba.
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
 import sys
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hsap {arguments.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except ValueError as error:
-        print(f"hsap {arguments.command}: {printable(error)}", file=sys.stderr)
+        told = getattr(arguments, "told", str)(printable(error))
+        print(f"hsap {arguments.command}: {told}", file=sys.stderr)
         return BAD_INPUT
     return code
 
@@ -54,7 +56,10 @@ class _Parser(argparse.ArgumentParser):
         """Refuse here what no flag takes: argparse would hand it to the outermost parser, which has another help."""
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            meant = {flag: difflib.get_close_matches(flag.partition("=")[0], known, 1, 0.8) for flag in rest}
+            told = [f"; did you mean {names[0]}" for flag, names in meant.items() if flag.startswith("--") and names]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{''.join(told)}")
         return namespace, rest
 
     def error(self, message: str):

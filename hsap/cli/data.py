@@ -23,7 +23,8 @@ def add_to(commands) -> None:
         "data",
         help="show packs of a data set as text: documents, and what of them is trained",
         description="Show the packs that training has, step by step. Text in ⟦ ⟧ (green on a terminal) is trained: "
-        "something predicts it. Control tokens are shown as their pieces. Flags are settings of train.py.",
+        "something predicts it. Control tokens are their pieces in ‹ ›; what merely spells one is in none. Flags are "
+        "settings of train.py.",
     )
     settings.add_source(command)
     command.add_argument("--tokenizer", metavar="FILE", help="not needed where prepared data find theirs")
@@ -40,7 +41,7 @@ def add_to(commands) -> None:
     command.add_argument("--color", action="store_true", help="colour even where stdout is no terminal")
     settings.add_flags(command, "how documents are packed", settings.PACKING)
     settings.add_flags(command, "how rows become tokens, of data that isn't prepared", settings.READING)
-    command.set_defaults(run=_data)
+    command.set_defaults(run=_data, told=settings.as_flags)
 
 
 def _data(arguments: argparse.Namespace) -> int:
@@ -59,9 +60,9 @@ def _data(arguments: argparse.Namespace) -> int:
 
 
 def _lines(arguments: argparse.Namespace, path: object):
-    from hsap.cli.packs import step_lines
+    from hsap.cli.packs import CLOSE, LEGEND, OPEN, step_lines
     from hsap.data import prepared
-    from hsap.data.opening import open_tokenizer
+    from hsap.data.opening import marker_notice, open_tokenizer
     from hsap.data.packing import PackStream, count_long
     from hsap.data.read import read_store
 
@@ -71,11 +72,11 @@ def _lines(arguments: argparse.Namespace, path: object):
         raise ValueError(
             f"--{given[0].replace('_', '-')}: {path} is prepared, its rows have become tokens; leave it out"
         )
-    file = _tokenizer_of(path, prepared.read_index(path), arguments.tokenizer) if is_prepared else arguments.tokenizer
-    if file is None:
-        raise ValueError(
-            "--tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data"
-        )
+    file = (
+        _tokenizer_of(path, prepared.read_index(path), arguments.tokenizer)
+        if is_prepared
+        else settings.tokenizer_of(arguments)
+    )
     data = replace(settings.read(arguments, path, file), cache=arguments.cache)
     packing, tokenizer = data.as_packing(), open_tokenizer(data)
     packs = whole("--packs", arguments.packs, 0)
@@ -85,10 +86,14 @@ def _lines(arguments: argparse.Namespace, path: object):
     stream = PackStream(store.lengths, packing, arguments.packs_per_step, arguments.seed, store.uncut)
     stream.seek(whole("--step", arguments.step))
     yield f"{printable(path)}: {len(store.ids):,} documents, {len(store.tokens):,} tokens"
-    for told in (*map(str, count_long(store.lengths, store.uncut, packing)), printable(index.left_out.told())):
+    notices = (index.left_out.told(), marker_notice(data, tokenizer, index.recipe))
+    long = count_long(store.lengths, store.uncut, packing, index.chats)
+    for told in (*map(str, long), *map(printable, notices)):
         if told:
-            yield told
+            yield settings.as_flags(told)
     colour = arguments.color or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    if packs:
+        yield LEGEND.format("green" if colour else f"{OPEN} {CLOSE}")
     while packs > 0:
         step = next(stream)
         yield ""

@@ -16,6 +16,10 @@ from hsap.data.tokenise import Tokenizer
 from hsap.ir.check import one_line
 
 OPEN, CLOSE = "⟦", "⟧"
+CONTROL = "‹{}›"
+"""How a control token is shown: words that spell it look otherwise."""
+LEGEND = "{} is trained; " + CONTROL.format("…") + " is a control token, the same spelling without it is words"
+"""What signs mean; for: how trained text is shown."""
 _GREEN, _DIM, _BOLD, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _CONTEXT = 16
 """Tokens before a run that it is decoded with: some tokenizers write a space, or a character, over two tokens."""
@@ -85,17 +89,18 @@ def runs(tokenizer: Tokenizer, tokens: Sequence[int], trained: np.ndarray) -> It
 
 
 def marked(parts: Iterator[tuple[str, bool, bool]], colour: bool) -> str:
-    """Join runs to one text: trained ones are green, control tokens dim; without colours trained text is in ⟦ ⟧."""
+    """Join runs to one text: control tokens in ‹ ›, dim; trained ones green, without colours in ⟦ ⟧."""
     text, inside = [], False
     for part, trained, control in parts:
+        shown = CONTROL.format(shown_text(part)) if control else shown_text(part)
         if colour:
             style = (_GREEN if trained else "") + (_DIM if control else "")
-            text.append(f"{style}{shown_text(part)}{_PLAIN}" if style else shown_text(part))
+            text.append(f"{style}{shown}{_PLAIN}" if style else shown)
             continue
         if trained != inside:
             text.append(OPEN if trained else CLOSE)
             inside = trained
-        text.append(shown_text(part))
+        text.append(shown)
     return "".join([*text, CLOSE if inside else ""])
 
 

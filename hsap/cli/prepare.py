@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,18 +29,19 @@ def add_to(commands) -> None:
     )
     settings.add_source(command)
     command.add_argument("-o", "--out", required=True, metavar="DIR", help="the folder: new, or begun by this command")
-    command.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json or a SentencePiece .model")
+    command.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json or a SentencePiece .model; always needed")
     command.add_argument("--workers", type=int, metavar="N", help="processes that tokenise (default: one a core)")
     command.add_argument("--seed", type=int, default=settings.SEED, metavar="S", help="train.seed, of mixtures")
     command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
     settings.add_flags(command, "how rows become tokens", settings.READING)
-    command.set_defaults(run=_prepare)
+    command.set_defaults(run=_prepare, told=settings.as_flags)
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
     from hsap.data import prepared
+    from hsap.data.opening import marker_notice, open_tokenizer
 
-    data = settings.read(arguments, settings.path_of(arguments.source), arguments.tokenizer)
+    data = settings.read(arguments, settings.path_of(arguments.source), settings.tokenizer_of(arguments))
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
     with ended_on_sigterm(), prepared.Progress("hsap prepare") as progress:
         index = prepared.prepare(data, arguments.out, workers, arguments.seed, progress)
@@ -48,6 +50,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
         print(json.dumps(figures))
     else:
         print(_report(arguments, index, figures, histogram(prepared.open_store(arguments.out).lengths)))
+    if notice := marker_notice(data, open_tokenizer(data), index.recipe):
+        print(f"hsap prepare: {settings.as_flags(printable(notice))}", file=sys.stderr)
     return OK
 
 
@@ -93,7 +97,8 @@ def _report(arguments: argparse.Namespace, index, figures: dict, chart: list[str
             lines += ["", f"{told}: {sum(one['documents'] for one in f[name]):,}"]
         for one in f[name]:
             more = ", …" if one["documents"] > len(one["examples"]) else ""
-            lines += _wrapped(f"{one['documents']:>9,}  {one['reason']} ({', '.join(one['examples'])}{more})", 11)
+            reason = settings.as_flags(one["reason"])
+            lines += _wrapped(f"{one['documents']:>9,}  {reason} ({', '.join(one['examples'])}{more})", 11)
     return "\n".join([*lines, "", f"train.py {' '.join(_settings(arguments, index))}"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 
 import yaml
@@ -48,7 +49,7 @@ def add_flags(command: argparse.ArgumentParser, title: str, settings: Mapping[st
     """Add a flag for each setting: data.text_field is --text-field, or --policy for data.packing."""
     group = command.add_argument_group(title)
     for name, (value, told) in settings.items():
-        flags = [f"--{name.replace('_', '-')}"] + (["--policy"] if name == "packing" else [])
+        flags = [flag_of(name)] + (["--policy"] if name == "packing" else [])
         group.add_argument(*flags, dest=name, metavar=value, help=told)
 
 
@@ -66,7 +67,11 @@ def path_of(given: list[str]) -> object:
     """Give what data.path would be: one path, several, or a mapping with weights; ValueError for what isn't YAML."""
     if len(given) > 1:
         return given
-    return _yaml("SOURCE", given[0]) if given[0].lstrip().startswith(("{", "[")) else given[0]
+    return (
+        _yaml("SOURCE", given[0], "a mapping is written {a.jsonl: 0.7, b/: 0.3}, a list [a.jsonl, b/]")
+        if given[0].lstrip().startswith(("{", "["))
+        else given[0]
+    )
 
 
 def read(arguments: argparse.Namespace, path: object, tokenizer: str):
@@ -83,13 +88,35 @@ def read(arguments: argparse.Namespace, path: object, tokenizer: str):
             given[name] = (
                 value
                 if types[name].startswith("str") and value != "null"
-                else _yaml(f"--{name.replace('_', '-')}", value)
+                else _yaml(flag_of(name), value, f"it says {(READING | PACKING)[name][1]}")
             )
     return data_config(given)
 
 
-def _yaml(flag: str, value: str) -> object:
+def flag_of(name: str) -> str:
+    """Give the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def as_flags(text: str) -> str:
+    """Name settings in a message as the command's reader does: data.text_field is --text-field there."""
+    names = "|".join((*READING, *PACKING, "tokenizer"))
+    text = re.sub(rf"(?<![\w./-])data\.({names})\b", lambda found: flag_of(found[1]), text)
+    return re.sub(r"(?<![\w./-])data\.path( \(or data\.eval_path\))?(?![\w.])", "SOURCE", text)
+
+
+def tokenizer_of(arguments: argparse.Namespace) -> str:
+    """Give the tokenizer's file; ValueError, which says what for, where none is named."""
+    if arguments.tokenizer is None:
+        raise ValueError(
+            "--tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data; data of "
+            "token ids need it as well: its vocabulary says which ids there may be, and shows them as text"
+        )
+    return arguments.tokenizer
+
+
+def _yaml(flag: str, value: str, form: str) -> object:
     try:
         return yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ValueError(f"{flag}: {value!r} isn't YAML ({error}); write {{a.jsonl: 0.7, b/: 0.3}}, or 7") from None
+        raise ValueError(f"{flag}: {value!r} isn't YAML ({error}); {form}") from None

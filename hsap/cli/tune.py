@@ -28,7 +28,11 @@ def add_to(commands) -> None:
     command = commands.add_parser("tune", help="rank the ways of running a model on a cluster, and write the best down")
     command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
     command.add_argument(
-        "--data", default="ldc", metavar="F.json|DATASET", help="document lengths, as hsap plan reads (default ldc)"
+        "--data",
+        default="ldc",
+        metavar="DIR|F.json|DATASET",
+        help="document lengths: of data in a folder of hsap prepare; of a file, in tokens, as in [3000, 1200]; or "
+        "drawn from a dataset's (default ldc)",
     )
     command.add_argument("--cluster", required=True, metavar="NAME|FILE.yaml", help=CLUSTERS)
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")
@@ -140,10 +144,30 @@ def _lengths(data: str, num_tokens: int, seed: int) -> tuple[int, ...]:
     """Document lengths of a file's batches, or drawn from a dataset."""
     if data in datasets.names():
         return tuple(datasets.draw(data, num_tokens, seed))
+    if Path(data).is_dir():
+        return _prepared_lengths(data, num_tokens, seed)
     if not data.endswith(".json"):
-        one_of("--data: neither a file F.json nor the name of a dataset:", data, datasets.names(), "datasets")
+        one_of(
+            "--data: neither a folder of hsap prepare, a file F.json nor the name of a dataset:",
+            data,
+            datasets.names(),
+            "datasets",
+        )
     layouts = read_batches(data, "--data")[0]
     lengths = tuple(length for layout in layouts for length in layout.lengths)
     if not lengths:
         raise ValueError(f"--data {data}: there is no document in it; give lengths in tokens, as in [3000, 1200]")
     return lengths
+
+
+def _prepared_lengths(folder: str, num_tokens: int, seed: int) -> tuple[int, ...]:
+    """Document lengths of prepared data, in an order that the seed draws, until there are so many tokens."""
+    import numpy as np
+
+    from hsap.data import prepared
+
+    lengths = named("--data", prepared.open_store, folder).lengths
+    lengths = np.random.default_rng(seed).permutation(lengths[lengths > 0])
+    drawn = lengths[: int(np.searchsorted(np.cumsum(lengths), num_tokens, side="right"))]
+    # One that is longer than all that is asked for is there all the same.
+    return tuple((drawn if len(drawn) else np.minimum(lengths[:1], num_tokens)).tolist())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from hsap.data import sources
-from hsap.data.chat import rows
-from hsap.data.chat.template import Template, load_template
+from hsap.data.chat import markers, rows
+from hsap.data.chat.template import SHIPPED, Template, load_template
 from hsap.data.config import DataConfig
 from hsap.data.fields import Fields
 from hsap.data.sources.mixture import Mixture
@@ -49,3 +51,18 @@ def open_tokenizer(data: DataConfig) -> Tokenizer:
 def open_template(data: DataConfig, tokenizer: Tokenizer) -> Template | None:
     """Load the template that chats become text by, None where there is none; ValueError for one that is none."""
     return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
+
+
+def marker_notice(data: DataConfig, tokenizer: Tokenizer, recipe: Mapping) -> str:
+    """Say which markers of the chats' template the tokenizer reads as words; empty where it knows them all.
+
+    recipe: how documents became tokens, of prepared data, whose template need not be named again. Empty as well where
+    there are no chats, and where their template isn't at hand.
+    """
+    was = recipe["chat_template"]
+    if was is None:
+        return ""
+    if data.chat_template is None and was["name"] in SHIPPED:
+        data = replace(data, chat_template=was["name"])
+    template = open_template(data, tokenizer)
+    return "" if template is None or Path(template.renderer.name).name != was["name"] else markers.told(template)

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hsap.data import prepared
-from hsap.data.opening import open_data, open_template, open_tokenizer
+from hsap.data.opening import marker_notice, open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
 from hsap.data.read import read_store
 from hsap.data.store import DocumentStore
@@ -54,7 +56,8 @@ class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
     identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. left_out: in
-    words, documents of each data set that aren't used and why; empty if all are.
+    words, documents of each data set that aren't used and why; empty if all are. notices: what else the run has to say
+    of its data at the start. chats: which documents of train_data are, see `Index.chats`.
     """
 
     model: ModelConfig
@@ -63,6 +66,8 @@ class Inputs:
     identity: dict
     checkpoint: dict | None
     left_out: tuple[str, ...]
+    notices: tuple[str, ...] = ()
+    chats: np.ndarray | None = None
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
@@ -126,11 +131,13 @@ def read_inputs(config: TrainConfig) -> Inputs:
     }
     told = {setting: one.left_out.told() for setting, (_, one) in read.items()}
     left_out = tuple(f"of the documents of {setting} {what}" for setting, what in told.items() if what)
+    told = (marker_notice(config.data, tokenizer, one.recipe) for _, one in read.values())
+    notices = tuple(dict.fromkeys(filter(None, told)))
     state = None
     if config.resume:
         state = read_state(config)
         check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state, left_out)
+    return Inputs(model, train_data, eval_data, identity, state, left_out, notices, index.chats)
 
 
 def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:

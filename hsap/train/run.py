@@ -151,13 +151,13 @@ class Trainer:
         if not self._saves_at_end:
             told += "; the trained model isn't kept: train.save_every=N saves it every N steps and at the end"
         lines = [f"{told}; going on after step {step}" if step else told]
-        lines += [f"hsap: {told}" for told in self.inputs.left_out]
+        lines += [f"hsap: {told}" for told in (*self.inputs.left_out, *self.inputs.notices)]
         packed = (
-            ("documents", self.inputs.train_data, config.packing),
-            ("held-out documents", self.inputs.eval_data, eval_packing(config.packing)),
+            ("documents", self.inputs.train_data, config.packing, self.inputs.chats),
+            ("held-out documents", self.inputs.eval_data, eval_packing(config.packing), None),
         )
-        for name, data, packing in packed:
-            long = count_long(data.lengths, data.uncut, packing) if data is not None else ()
+        for name, data, packing, chats in packed:
+            long = count_long(data.lengths, data.uncut, packing, chats) if data is not None else ()
             lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
         return lines
 

@@ -50,7 +50,8 @@ def test_flags_are_the_data_settings():
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):
     arguments = ["prepare", chats, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--chat-template", "chatml"]
     code, out, err = run(capsys, *arguments, "--workers", 1)
-    assert (code, err) == (0, "")
+    assert code == 0 and err.count("\n") == 1, "the demo's tokenizer knows no markers of chats"
+    assert "are written as words: <|im_start|> (8 tokens), <|im_end|> (7 tokens); right if" in err
     store = prepared.open_store(tmp_path / "out")
     assert f"2 documents, {len(store.tokens)} tokens (" in " ".join(out.split())
     assert f"longest {store.lengths.max()}, mean {store.lengths.mean():.1f}" in " ".join(out.split())
@@ -73,17 +74,36 @@ def test_a_report_fits_eighty_columns(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--loss", "some"], "data.loss=some: expected one of assistant, last_assistant, weighted, all"),
-        (["--end-id", "-3"], "data.end_id=-3: expected a whole number of at least 0"),
+        (["--loss", "some"], "--loss=some: expected one of assistant, last_assistant, weighted, all"),
+        (["--end-id", "-3"], "--end-id=-3: expected a whole number of at least 0"),
         (["--chat-fields", "{a"], "--chat-fields: '{a' isn't YAML"),
+        (["--chat-template", "own"], "--chat-template=own: no chat template there; set it to chatml"),
+        (["--text-field", "body"], "set --chat-template to chatml, llama2, mistral"),
         (["--workers", "0"], "--workers is 0; it must be a whole number from 1"),
-        (["--format", "csv"], "data.format=csv: expected one of json"),
+        (["--format", "csv"], "--format=csv: expected one of json"),
     ],
 )
 def test_prepare_refuses_in_one_paragraph(capsys, chats, tmp_path, flags, told):
     code, out, err = run(capsys, "prepare", chats, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err
+
+
+def test_a_misspelt_flag_is_told_the_one_meant(capsys, chats, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["prepare", chats, "-o", str(tmp_path / "out"), "--text-feild", "body"])
+    assert "--text-feild body; did you mean --text-field; see hsap prepare --help" in capsys.readouterr().err
+
+
+def test_what_the_template_says_is_told_where_it_takes_no_chat(capsys, tmp_path):
+    call = {"function": {"name": "look", "arguments": {}}}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turns += [{"role": "tool", "content": "b"}, {"role": "assistant", "content": "c"}]
+    (tmp_path / "tools.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    arguments = [tmp_path / "tools.jsonl", "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--workers", 1]
+    code, _, err = run(capsys, "prepare", *arguments, "--chat-template", "mistral")
+    assert code == 2 and "Mistral has no form for tools" in err and "set --chat-template to one that has a form" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(capsys, monkeypatch):
@@ -114,6 +134,8 @@ def test_data_shows_what_is_trained(capsys, chats, tmp_path, is_prepared):
     assert code == 0 and "\x1b" not in out
     assert out.startswith(f"{source[0]}: 2 documents, ")
     assert "1 left out: 1 for a conversation that ends without an answer" in out
+    assert "⟦ ⟧ is trained; ‹…› is a control token" in out
+    assert out.count("are written as words: <|im_start|> (8 tokens)") == 1
     assert "user\nWho?<|im_end|>\n<|im_start|>assistant\n⟦I — 象形 🐋.<|im_end|>⟧" in out
     assert re.search(r"\.\.\. answer 1 of 2, .*\n+⟦Yes\\x1b\[2J\.<\|im_end\|>⟧\n+\.\.\. answer 2 of 2.*\n+⟦No\.<", out)
     code, out, _ = run(capsys, "data", *source, "--pack-tokens", 512, "--packs", 1, "--color")
@@ -140,7 +162,7 @@ def test_cut_documents_say_where_they_go_on(capsys, tmp_path):
     assert code == 0 and f"tokens 0 to 8 of {len(tokens)}, 8 trained" in out
     after = tokenizer.decode(tokens[8:9])
     assert f"goes on in another pack; its next token, {after!r}, is trained here" in out
-    assert "<s>⟦Call me" in out
+    assert "‹<s>›⟦Call me" in out
 
 
 def test_steps_are_those_of_the_stream(capsys):
@@ -166,9 +188,9 @@ def test_data_refuses_another_tokenizer_and_checks(capsys, chats, tmp_path):
     (tmp_path / "out/00000.tokens").write_bytes(tokens)
     code, out, err = run(capsys, "data", tmp_path / "out", "--check")
     assert (code, out) == (2, "") and "00000.tokens is damaged" in err
-    assert run(capsys, "data", chats)[2] == (
-        "hsap data: --tokenizer: name the tokenizer.json or the SentencePiece .model that makes tokens of the data\n"
-    )
+    for command in (["data", chats], ["prepare", chats, "-o", tmp_path / "new"]):
+        err = run(capsys, *command)[2]
+        assert err.startswith(f"hsap {command[0]}: --tokenizer: name the tokenizer.json") and "data of token ids" in err
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -182,7 +204,7 @@ def test_runs_are_the_text_however_it_is_cut(seed):
     assert "".join(part for part, _, control in parts if not control) == tokenizer.decode(tokens) == text
     assert [part for part, _, control in parts if control] == ["<s>", "</s>"]
     shown = marked(iter(parts), colour=False)
-    assert shown.replace("⟦", "").replace("⟧", "") == f"<s>{text}</s>"
+    assert shown.replace("⟦", "").replace("⟧", "") == f"‹<s>›{text}‹</s>›", "words that spell a control token are none"
     assert list(runs(tokenizer, [], np.zeros(0, bool))) == []
 
 

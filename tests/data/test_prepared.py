@@ -106,6 +106,10 @@ def test_a_folder_holds_what_tokenising_in_memory_gives(made):
     assert index.left_out.counts["a conversation that ends without an answer"] == 1
     assert index.left_out.counts["no text and no tokens"] == 10
     assert index.content == prepared.read_index(folder).content
+    kinds = dict(zip(expected.ids, index.chats.tolist(), strict=True))
+    for document in open_data(data, data.path):
+        if document.id in kinds:
+            assert kinds[document.id] == 2 or kinds[document.id] == (document.chat is not None)
 
 
 def test_batches_of_a_folder_are_those_of_memory(made):
@@ -183,6 +187,7 @@ def test_no_document_is_told(tmp_path, rows, told):
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=told):
         prepared.prepare(settings(tmp_path / "d.jsonl", chat_template="chatml"), tmp_path / "out")
+    assert not (tmp_path / "out").exists(), "what came to nothing leaves nothing"
     with pytest.raises(ValueError, match=r"holds no finished prepared data .* run the `hsap prepare` that began it"):
         prepared.open_store(tmp_path / "out")
 
@@ -260,6 +265,8 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(made, tmp_path, monkeypat
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after(patch, shards)
         prepared.prepare(data, tmp_path / "out", shard_tokens=400)
+    assert (tmp_path / "out").exists() == (shards > 0), "what came to nothing leaves nothing"
+    (tmp_path / "out").mkdir(exist_ok=True)
     # What a crash while a shard is written leaves.
     (tmp_path / f"out/{shards:05d}.tokens").write_bytes(b"half")
     (tmp_path / f"out/.{shards:05d}.json").write_bytes(b"{")

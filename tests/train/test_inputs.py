@@ -291,7 +291,10 @@ def test_chats_are_read_and_what_is_left_out_is_told(tmp_path):
     assert told.startswith("of the documents of data.path 1 left out: ")
     assert f"1 for a loss weight other than 0 and 1 ({tmp_path}/data.jsonl:4)" in told
     (long,) = count_long(read.train_data.lengths, read.train_data.uncut, config.packing)
-    assert str(long).startswith("longer than 100 tokens: 1 dropped (")
+    assert str(long).startswith("longer than 100 tokens: 1 dropped (") and long.cut_chats == 0
+    (notice,) = read.notices
+    assert "<|im_start|> (" in notice and read_inputs(configuration(tmp_path, rows=[{"text": "a"}])).notices == ()
+    assert read.chats.tolist() == [1, 1, 1] and read_inputs(configuration(tmp_path, rows=[{"text": "a"}])).chats is None
     best = read_inputs(configuration(tmp_path, *CHAT, "data.answers=best", rows=[ANSWERED]))
     assert best.train_data.answers is None
     everything = read_inputs(configuration(tmp_path, *CHAT, "data.loss=all", rows=[SAID]))

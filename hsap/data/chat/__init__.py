@@ -6,5 +6,6 @@ conversation     turns in one form and in order
 render           a Jinja template in its sandbox
 marks, spans     whose words each character of the rendered text is; what of it is trained
 template         a conversation in tokens (encoded)
+markers          what of a template the tokenizer reads as words
 shared_question  a question with several answers as one sample
 """

@@ -14,7 +14,7 @@ from hsap.data.packing.settings import LONG_DOCUMENTS, Packing
 class LongDocuments:
     """What becomes of documents when packs have `pack_tokens` tokens: how many are empty, cut, kept and dropped.
 
-    dropped_tokens: of those dropped.
+    dropped_tokens: of those dropped. cut_chats: of those cut, how many are chats, or at most are if `perhaps`.
     """
 
     pack_tokens: int
@@ -23,6 +23,8 @@ class LongDocuments:
     kept: int
     dropped: int
     dropped_tokens: int
+    cut_chats: int = 0
+    perhaps: bool = False
 
     def __str__(self) -> str:
         counts = ((self.cut, "cut"), (self.kept, "kept whole"), (self.dropped, "dropped"))
@@ -30,13 +32,23 @@ class LongDocuments:
         lost = f" ({self.dropped_tokens:,} tokens)" if self.dropped else ""
         empty = f"{self.empty:,} without any token left out" if self.empty else ""
         longer = f"longer than {self.pack_tokens:,} tokens: {long}{lost}" if long else ""
-        return "; ".join(part for part in (longer, empty) if part)
+        chats = ""
+        if self.cut_chats:
+            most, are = "up to " if self.perhaps else "", "chat is" if self.cut_chats == 1 else "chats are"
+            chats = (
+                f"{most}{self.cut_chats:,} {are} cut: what is behind a cut trains answers without what they answer; "
+                f"data.long_documents=drop leaves them out, keep packs them whole up to data.max_document_tokens"
+            )
+        return "; ".join(part for part in (longer, empty, chats) if part)
 
 
-def count_long(lengths: np.ndarray, uncut: np.ndarray | None, packing: Packing) -> list[LongDocuments]:
+def count_long(
+    lengths: np.ndarray, uncut: np.ndarray | None, packing: Packing, chats: np.ndarray | None = None
+) -> list[LongDocuments]:
     """Count, for each stage of `packing`, what becomes of documents.
 
     lengths: tokens of each document. uncut: bool [num_documents], whether it may not be cut; None: all may.
+    chats: int8 [num_documents], whether it is a chat, see `Index.chats`; None: no document is.
     Errors (ValueError): a stage for which no document is left, or data without any token.
     """
     if not np.any(lengths):
@@ -47,14 +59,18 @@ def count_long(lengths: np.ndarray, uncut: np.ndarray | None, packing: Packing) 
         stays, kept = judge(documents, uncut, pack_tokens, packing)
         long = documents.stop > pack_tokens
         dropped = documents.stop[~stays]
+        cut = long & stays & ~kept
+        cut_chats = np.zeros(0, np.int8) if chats is None else chats[cut]
         counts.append(
             LongDocuments(
                 pack_tokens=pack_tokens,
                 empty=int((documents.stop == 0).sum()),
-                cut=int((long & stays & ~kept).sum()),
+                cut=int(cut.sum()),
                 kept=int((long & stays & kept).sum()),
                 dropped=len(dropped),
                 dropped_tokens=int(dropped.sum()),
+                cut_chats=int((cut_chats > 0).sum()),
+                perhaps=bool((cut_chats > 1).any()),
             )
         )
         if not np.any(documents.stop[stays]):

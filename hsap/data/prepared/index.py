@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hsap.data.prepared.recipe import recipe_of_json
 from hsap.data.sources import Rejection, Tally
 from hsap.data.sources.detect import PREPARED
@@ -104,6 +106,17 @@ class Index:
     @property
     def vocab_size(self) -> int:
         return self.recipe["tokenizer"]["vocab_size"]
+
+    @property
+    def chats(self) -> np.ndarray | None:
+        """Which documents are chats: int8 [documents]; None: none is.
+
+        0: no; 1: yes; 2: perhaps, as the shard it is in has both, and of each document it isn't kept.
+        """
+        if not any(shard.chats for shard in self.shards):
+            return None
+        kinds = [min(shard.chats, 1 if shard.chats == shard.read else 2) for shard in self.shards]
+        return np.repeat(np.array(kinds, np.int8), [shard.documents for shard in self.shards])
 
     @property
     def content(self) -> str:

@@ -214,7 +214,9 @@ def _index(
 ) -> Index:
     tally = _all_left_out(source, left_out)
     if not any(shard.documents for shard in shards):
-        raise Refused(f"{data.path} gives no document: {tally.told()}; check the data")
+        by_template = any(reason.startswith("the chat template") for reason in tally.counts)
+        do = "set data.chat_template to one that has a form for them" if by_template else "mend what is left out"
+        raise Refused(f"{data.path} gives no document: {tally.told()}; {do}, or set data.path to other data")
     chats = any(shard.chats for shard in shards)
     template = template_recipe(open_template(data, tokenizer)) if chats else None
     recipe = {

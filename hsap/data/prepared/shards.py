@@ -44,6 +44,7 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
     work: what is being prepared, JSON values by name. Nobody else can write to the folder meanwhile. Errors
     (ValueError): a folder of other things or of other work; one that is being written.
     """
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     strangers = sorted(path.name for path in folder.iterdir() if not _OURS.fullmatch(path.name))
     if strangers:
@@ -64,7 +65,23 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
             held.write(_json(signed(dict(work))))
             held.flush()
             os.fsync(held.fileno())
-        yield _finished(folder, str(work["token_dtype"]))
+        dtype = str(work["token_dtype"])
+        finished = _finished(folder, dtype)
+        try:
+            yield finished
+        except BaseException:
+            if not any(shard.documents for shard, _ in _finished(folder, dtype)):
+                _leave(folder, is_new)
+            raise
+
+
+def _leave(folder: Path, is_new: bool) -> None:
+    """Take away the traces of what came to nothing, and the folder if nothing was there before."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink()
+    if is_new:
+        folder.rmdir()
 
 
 def _is_named(file: IO, path: Path) -> bool:

@@ -194,10 +194,15 @@ class Source:
     def _nothing(self) -> str:
         tally = self.tally
         left_out = f", {tally.told()}" if tally.num_rejected else ""
+        do = (
+            "mend what is left out, or point data.path (or data.eval_path) at other data"
+            if tally.num_rejected
+            else f"point data.path (or data.eval_path) at data with a field {self.reading.fields.text!r}, with tokens "
+            f"or with chats"
+        )
         return (
             f"the data set {self.path} holds no document: {len(self.files)} file(s) read, {tally.num_empty} "
-            f"document(s) without text (read as {self.format}){left_out}; point data.path (or data.eval_path) at data "
-            f"with a field {self.reading.fields.text!r}, with tokens or with chats"
+            f"document(s) without text (read as {self.format}){left_out}; {do}"
         )
 
 

@@ -283,7 +283,7 @@ NO_FORM = [
         [Q, A],
         "the chat template changes words in a way that can't be followed",
     ),
-    ("{{ raise_exception('only one question') }}", [Q, A], "the chat template refuses it"),
+    ("{{ raise_exception('only one question') }}", [Q, A], "the chat template refuses it: only one question"),
     ("{{ messages[0].content }}{{ messages[0].nothing.more }}", [Q, A], "the chat template refuses it"),
     ("{{ ''.__class__.__mro__ }}", [Q, A], "the chat template refuses it"),
     (

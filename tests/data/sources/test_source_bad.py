@@ -399,7 +399,11 @@ TABLE = {
     ),
     "data deeper in a folder": ({"README.md": b"", "data/a.parquet": ROWS}, {}, "has data deeper, like .*a.parquet"),
     "an unknown format": ({"a.jsonl": b""}, {"format": "tfrecord"}, "data.format='tfrecord': there is no such format"),
-    "a format that isn't there": ({"a.jsonl": b"{}", "b": b""}, {"format": "parquet"}, "is empty as parquet"),
+    "a format that isn't there": (
+        {"a.jsonl": b"{}", "b": b""},
+        {"format": "parquet"},
+        "holds no data of parquet: it has no file that ends in .parquet",
+    ),
     "both borders": ({"d.bin": b"\1\0"}, {"end_id": 1, "begin_id": 1}, "a border is one or the other"),
     "an unknown dtype": ({"d.npy": b"\1\0"}, {"token_dtype": "object"}, "there is no dtype of tokens 'object'"),
 }

@@ -136,7 +136,7 @@ def test_a_data_set_without_documents_is_refused(tmp_path, content):
 
 
 def test_an_empty_directory_and_a_missing_path_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"is empty.*data\.path"):
+    with pytest.raises(ValueError, match=r"holds no file that ends in .jsonl.*data\.path"):
         sources.open(tmp_path)
     with pytest.raises(ValueError, match=r"doesn't exist; set data\.path"):
         sources.open(tmp_path / "nothing.jsonl")
