@@ -75,10 +75,7 @@ def read(kind: type[Config], prefix: str, section: Mapping[str, object], known: 
     rules = {f.name: f for f in fields(kind)}
     for key in section:
         if key not in rules:
-            known = known or set(rules)
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f" Did you mean {prefix}{close[0]}?" if close else ""
-            raise ValueError(f"{prefix}{key}: no such key; known ones are {', '.join(sorted(known))}.{hint}")
+            raise unknown(prefix, str(key), known or set(rules))
     values = {}
     for name, described in rules.items():
         if name in section:
@@ -87,6 +84,13 @@ def read(kind: type[Config], prefix: str, section: Mapping[str, object], known: 
         elif described.default is MISSING:
             raise ValueError(f"{prefix}{name} is missing; set it to {described.metadata['allowed']}.")
     return kind(**values)
+
+
+def unknown(prefix: str, key: str, known: set[str]) -> ValueError:
+    """Make the error of a key that isn't there: it names those that are and, where there is one, the closest."""
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f" Did you mean {prefix}{close[0]}?" if close else ""
+    return ValueError(f"{prefix}{key}: no such key; known ones are {', '.join(sorted(known))}.{hint}")
 
 
 def _check(described: Field, prefix: str, value: object) -> None:

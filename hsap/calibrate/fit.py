@@ -164,9 +164,9 @@ WHERE = {INTRA: "inside a node", INTER: "between nodes"}
 def fit_links(network: Network, num_ranks: int, ranks_per_node: int, base: Cluster) -> tuple[Cluster, list[Residual]]:
     """Fit overhead, rates, latencies, duplex and network cards of messages; exchanges of all are only compared.
 
-    network: means over the ranks that took part. A kind of link that wasn't measured is taken to
-    be like the other. A cluster has one duplex and one comm_cores for both kinds: the network's where it was measured,
-    because what takes long crosses it, and the rate inside nodes is fitted beside these.
+    network: means over the ranks that took part. A kind of link that wasn't measured is taken to be like the other. A
+    cluster has one duplex and one comm_cores for both kinds: the network's where it was measured, because what takes
+    long crosses it, and the rate inside nodes is fitted beside these.
     """
     links = {kind: link for kind, link in ((INTER, network.inter), (INTRA, network.intra)) if link is not None}
     first = next(iter(links))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +21,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hsap.children import ended_on_sigterm
+from hsap.children import end_with, ended_on_sigterm
 from hsap.ir.check import Refused
 
-CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
+CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +135,6 @@ def _rank(
     (Path(folder) / f"{rank}.json").write_text(result, encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends; on Linux, which can."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(1)
 
 
 def enter(namespace: str) -> None:

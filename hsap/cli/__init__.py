@@ -1,4 +1,5 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `planners`, `bench`, one command a file.
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `planners`, `bench`, `prepare`,
+`data`, one command a file.
 
 It starts without torch and numba.
 """
@@ -6,20 +7,25 @@ It starts without torch and numba.
 from __future__ import annotations
 
 import argparse
+import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import bench, export, plan, planners, simulate, tune, verify, view
-from hsap.cli.exit import BAD_INPUT, NOT_OK
+from hsap.cli import bench, data, export, plan, planners, prepare, simulate, tune, verify, view
+from hsap.cli.exit import BAD_INPUT, INTERRUPTED, NOT_OK
 from hsap.ir.check import one_line, printable
 
-COMMANDS = (plan, verify, simulate, view, tune, planners, export, bench)
+COMMANDS = (plan, verify, simulate, view, tune, planners, bench, prepare, data, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 fine, 1 a plan that is not valid, 2 bad input (one paragraph)."""
+    """Run a command; returns the exit code (`hsap.cli.exit`). Bad input is told in one paragraph."""
     arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that has no word for a character is no reason to end, least of all when hours of work are told.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -28,11 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_OK
     except OSError as error:
-        where = one_line(error.filename)
-        print(f"hsap {arguments.command}: {where}: {error.strerror}; check the path", file=sys.stderr)
+        # Libraries raise some without a number, and writing to an open file raises one without a name.
+        where = "" if error.filename is None else f"{one_line(error.filename)}: "
+        told = f"{where}{one_line(error.strerror or error)}; check {'the path' if where else 'disk and path'}"
+        print(f"hsap {arguments.command}: {told}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"hsap {arguments.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ValueError as error:
-        print(f"hsap {arguments.command}: {printable(error)}", file=sys.stderr)
+        told = getattr(arguments, "told", str)(printable(error))
+        print(f"hsap {arguments.command}: {told}", file=sys.stderr)
         return BAD_INPUT
     return code
 
@@ -44,7 +56,10 @@ class _Parser(argparse.ArgumentParser):
         """Refuse here what no flag takes: argparse would hand it to the outermost parser, which has another help."""
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            meant = {flag: difflib.get_close_matches(flag.partition("=")[0], known, 1, 0.8) for flag in rest}
+            told = [f"; did you mean {names[0]}" for flag, names in meant.items() if flag.startswith("--") and names]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{''.join(told)}")
         return namespace, rest
 
     def error(self, message: str):

@@ -9,8 +9,8 @@ import sys
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.files import read_plan
 from hsap.cli.problem import CLUSTERS
-from hsap.cli.verify import read_plan
 from hsap.ir.plan import Plan
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify import verify

@@ -28,7 +28,11 @@ def add_to(commands) -> None:
     command = commands.add_parser("tune", help="rank the ways of running a model on a cluster, and write the best down")
     command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
     command.add_argument(
-        "--data", default="ldc", metavar="F.json|DATASET", help="document lengths, as hsap plan reads (default ldc)"
+        "--data",
+        default="ldc",
+        metavar="DIR|F.json|DATASET",
+        help="document lengths: of data in a folder of hsap prepare; of a file, in tokens, as in [3000, 1200]; or "
+        "drawn from a dataset's (default ldc)",
     )
     command.add_argument("--cluster", required=True, metavar="NAME|FILE.yaml", help=CLUSTERS)
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")
@@ -53,7 +57,7 @@ def add_to(commands) -> None:
 def _tune(arguments: argparse.Namespace) -> int:
     # The search brings numba, which takes longer to import than all else that a command needs.
     from hsap.planners import usual
-    from hsap.tune import experiment, measure, search, table
+    from hsap.tune import experiment, search, table, trials
 
     if arguments.out is not None:
         _needs(PROJECT / "configs" / "experiment", f"-o {arguments.out}", "writes to it", "take figures from --json")
@@ -64,7 +68,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         _needs(PROJECT / "train.py", "--measure", "runs it", "leave it out")
     job, top = _job(arguments), whole("--top", arguments.top)
     if arguments.measure:
-        named("--measure, --nodes", measure.check_measurable, job)
+        named("--measure, --nodes", trials.check_measurable, job)
     planners = None
     if arguments.planners is not None:
         planners = named("--planners", usual, [name.strip() for name in arguments.planners.split(",")])
@@ -75,7 +79,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         for i, row in enumerate(found.rows[:MEASURED]):
             if sys.stderr.isatty():
                 print(f"hsap tune: trial {i + 1} of {min(MEASURED, len(found.rows))}", file=sys.stderr, flush=True)
-            measured[i] = measure.measure(PROJECT, job, row, arguments.overrides)
+            measured[i] = trials.measure(PROJECT, job, row, arguments.overrides)
     print(json.dumps(table.figures(found, measured)) if arguments.json else table.text(found, measured))
     if arguments.out is not None:
         path = experiment.write(PROJECT / "configs", arguments.out, job, found.rows[0])
@@ -94,7 +98,7 @@ def _needs(path: Path, option: str, why: str, instead: str) -> None:
 
 
 def _job(arguments: argparse.Namespace):
-    from hsap.tune import measure
+    from hsap.tune import trials
     from hsap.tune.job import Job, packs_per_step
 
     cluster = named("--cluster", clusters.read, arguments.cluster, whole("--nodes", arguments.nodes))
@@ -109,7 +113,7 @@ def _job(arguments: argparse.Namespace):
     packs = named("--global-batch-tokens, --seq-len", packs_per_step, whole("--global-batch-tokens", tokens), seq_len)
     dtype = arguments.dtype or ("fp32" if cluster.is_host else "bf16")
     # A trial's corpus is written to a file, and every rank reads it.
-    drawn = min((measure.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
+    drawn = min((trials.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
     seed = whole("--seed", arguments.seed, 0, datasets.MAX_SEED)
     lengths = _lengths(arguments.data, drawn, seed)
     shape = _model(arguments.model)
@@ -140,10 +144,30 @@ def _lengths(data: str, num_tokens: int, seed: int) -> tuple[int, ...]:
     """Document lengths of a file's batches, or drawn from a dataset."""
     if data in datasets.names():
         return tuple(datasets.draw(data, num_tokens, seed))
+    if Path(data).is_dir():
+        return _prepared_lengths(data, num_tokens, seed)
     if not data.endswith(".json"):
-        one_of("--data: neither a file F.json nor the name of a dataset:", data, datasets.names(), "datasets")
+        one_of(
+            "--data: neither a folder of hsap prepare, a file F.json nor the name of a dataset:",
+            data,
+            datasets.names(),
+            "datasets",
+        )
     layouts = read_batches(data, "--data")[0]
     lengths = tuple(length for layout in layouts for length in layout.lengths)
     if not lengths:
         raise ValueError(f"--data {data}: there is no document in it; give lengths in tokens, as in [3000, 1200]")
     return lengths
+
+
+def _prepared_lengths(folder: str, num_tokens: int, seed: int) -> tuple[int, ...]:
+    """Document lengths of prepared data, in an order that the seed draws, until there are so many tokens."""
+    import numpy as np
+
+    from hsap.data import prepared
+
+    lengths = named("--data", prepared.open_store, folder).lengths
+    lengths = np.random.default_rng(seed).permutation(lengths[lengths > 0])
+    drawn = lengths[: int(np.searchsorted(np.cumsum(lengths), num_tokens, side="right"))]
+    # One that is longer than all that is asked for is there all the same.
+    return tuple((drawn if len(drawn) else np.minimum(lengths[:1], num_tokens)).tolist())

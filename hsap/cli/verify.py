@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
 
 from hsap.cli.exit import NOT_OK, OK
+from hsap.cli.files import read_plan
 from hsap.ir.listing import Listing
 from hsap.ir.plan import Plan
-from hsap.ir.reader import parse
 from hsap.verify import verify
 
 
@@ -18,17 +16,6 @@ def add_to(commands) -> None:
     command = commands.add_parser("verify", help="check a stored plan, its text, or a listing in the paper's spelling")
     command.add_argument("file", metavar="FILE")
     command.set_defaults(run=_verify)
-
-
-def read_plan(path: str) -> Plan | Listing:
-    """Read a stored plan, a plan's text or a listing; ValueError names the file."""
-    data = Path(path).read_bytes()
-    try:
-        return Plan.from_bytes(data) if re.match(rb"hsap-plan-\d", data) else parse(data.decode())
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: neither a stored plan nor text in UTF-8") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _verify(arguments: argparse.Namespace) -> int:

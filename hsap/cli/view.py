@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
-from hsap.cli.files import check_writable
+from hsap.cli.files import check_writable, read_plan
 from hsap.cli.problem import CLUSTERS
-from hsap.cli.verify import read_plan
 from hsap.ir.plan import Plan
 from hsap.verify import verify
 

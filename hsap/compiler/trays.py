@@ -95,10 +95,10 @@ def _runs(shard, borders, offsets):
 class Trays:
     """All trays of one direction, those of queries before those of keys, and where shards lie on them.
 
-    runs: of head groups. rank, run: int64 [num_trays]; run is an index of these. rows: int64
-    [num_trays, 2], range of the span table. stage: int64 [num_roles, num_trays], when a role's rows arrive or its
-    partial results leave, NEVER without. keys: int64 [n], rising, what `_key` gives for each shard on a tray; tray,
-    first: int64 [n], which tray, and its first span there.
+    runs: of head groups. rank, run: int64 [num_trays]; run is an index of these. rows: int64 [num_trays, 2], range of
+    the span table. stage: int64 [num_roles, num_trays], when a role's rows arrive or its partial results leave, NEVER
+    without. keys: int64 [n], rising, what `_key` gives for each shard on a tray; tray, first: int64 [n], which tray,
+    and its first span there.
     """
 
     num_ranks: int

@@ -56,7 +56,7 @@ class Runs:
 class Entries:
     """A schedule's entries, one for each block and run of head groups; columns as in `Schedule`.
 
-    run: int64 [num_entries], index into `Wide.runs`.
+    run: int64 [num_entries], index into `Runs.runs`.
     """
 
     blocks: Blocks
@@ -74,7 +74,7 @@ class Entries:
 class Moves:
     """What travels, inputs before results, one row for each run of head groups; columns as in `Transfers`.
 
-    run: int64 [num_moves], index into `Wide.runs`.
+    run: int64 [num_moves], index into `Runs.runs`.
     """
 
     role: np.ndarray

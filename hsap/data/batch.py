@@ -114,11 +114,13 @@ def count_targets(store: DocumentStore, packs: Iterable[Pack]) -> int:
 
 
 def _num_targets(store: DocumentStore, piece: Piece) -> int:
-    targets, begin = _targets(store, piece), int(store.starts[piece.document])
+    targets = _targets(store, piece)
     later = _later_answers(store, piece)
     if store.trained is None:
         return targets.stop - targets.start - len(later)
-    return int(np.count_nonzero(store.trained[targets])) - sum(bool(store.trained[begin + row]) for row in later)
+    trained = store.trained[targets]
+    # The first target is the document's second token.
+    return int(np.count_nonzero(trained)) - sum(bool(trained[row - 1]) for row in later)
 
 
 def count_tokens(packs: Iterable[Pack]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from hsap.data.chat.conversation import Conversation, Preference
+    from hsap.data.chat.conversation import Conversation, SharedQuestion
 
 NO_TARGET = -100
 """The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
@@ -43,7 +43,7 @@ class Document:
     text: str | None = None
     tokens: np.ndarray | None = None
     trained: np.ndarray | None = None
-    chat: Conversation | Preference | None = None
+    chat: Conversation | SharedQuestion | None = None
     notes: tuple[str, ...] = ()
 
 

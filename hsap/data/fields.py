@@ -33,12 +33,11 @@ class Fields:
     """The names of fields, and who reads rows as chats.
 
     text: wins where a row has tokens too, because those may be another tokenizer's; None reads tokens only. What is
-    empty or null isn't there, if anything else is. tokens:
-    names tried in order for a list of token ids. labels: beside tokens, the token itself where it is a target of the
-    loss, -100 where not (unshifted, as Hugging Face's models take them). mask: names tried in order for 0 or 1 a token,
-    whether it is a target. padding: 0 where a token is padding, which is cut off. id: optional in the data.
-    chat_of: reads chats. chat_names: the fields that they may be in. chats_first: a row that is a chat is read as one
-    whatever else it has; otherwise only one without text and tokens.
+    empty or null isn't there, if anything else is. tokens: names tried in order for a list of token ids. labels: beside
+    tokens, the token itself where it is a target of the loss, -100 where not (unshifted, as Hugging Face's models take
+    them). mask: names tried in order for 0 or 1 a token, whether it is a target. padding: 0 where a token is padding,
+    which is cut off. id: optional in the data. chat_of: reads chats. chat_names: the fields that they may be in.
+    chats_first: a row that is a chat is read as one whatever else it has; otherwise only one without text and tokens.
     """
 
     text: str | None = "text"

@@ -1,33 +1,37 @@
-"""The document store: every document's tokens in one array, made once before training."""
+"""The document store: every document's tokens in one column, in memory or (`prepared`) on the disk."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hsap.data.chat.template import Template
 from hsap.data.document import Document, Rejected, Sample
-from hsap.data.tokenise import Tokenizer, check_token_ids, tokenise
-from hsap.ir.check import shown
+from hsap.data.tokenise import Tokenizer, tokenise
+
+if TYPE_CHECKING:
+    from hsap.data.prepared.reader import Column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentStore:
-    """Tokenised documents, in memory.
+    """Tokenised documents.
 
-    tokens: int32 [num_tokens], the documents one after the other. starts: int64 [num_documents + 1]; document i is
+    tokens: int32 [num_tokens], the documents one after the other; read by slices, as trained is, because both may be
+    on the disk. starts: int64 [num_documents + 1]; document i is
     tokens[starts[i]:starts[i + 1]]. ids: one a document, as its source names it. trained: bool [num_tokens], as in
     `Sample`; None: every token is. answers: `Sample.answers` of all documents, None where no document has any:
     (first int64 [num_documents + 1], rows int64 [num_answers]), document i's are rows[first[i]:first[i + 1]].
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | Column
     starts: np.ndarray
-    ids: tuple[str, ...]
-    trained: np.ndarray | None = None
+    ids: Sequence[str]
+    trained: np.ndarray | Column | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -46,11 +50,6 @@ class DocumentStore:
             return ()
         first, rows = self.answers
         return tuple(rows[first[document] : first[document + 1]].tolist())
-
-    @classmethod
-    def from_documents(cls, documents: Iterable[tuple[str, np.ndarray]]) -> DocumentStore:
-        """Make a store from (id, token ids) pairs; ValueError where ids aren't a list of integers that fit int32."""
-        return cls.from_samples(Sample(name, _token_ids(name, tokens)) for name, tokens in documents)
 
     @classmethod
     def from_samples(cls, samples: Iterable[Sample]) -> DocumentStore:
@@ -72,36 +71,34 @@ class DocumentStore:
             rows = (first, np.array([row for one in answers for row in one], dtype=np.int64))
         return cls(np.concatenate(parts), starts, tuple(ids), trained, rows)
 
-
-def _token_ids(name: str, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    try:
-        given = np.asarray(tokens)
-    except (ValueError, OverflowError):
-        given = np.empty(0, dtype=object)
-    bounds = np.iinfo(np.int32)
-    sound = given.ndim == 1 and (given.dtype.kind in "iu" or (given.size == 0 and given.dtype.kind == "f"))
-    if not sound or (given.size and not bounds.min <= int(given.min()) <= int(given.max()) <= bounds.max):
-        raise ValueError(
-            f"document {name}: its token ids are {shown(tokens)}; they must be one list of integers from {bounds.min} "
-            f"to {bounds.max}"
-        )
-    return given.astype(np.int32)
+    @classmethod
+    def joined(cls, parts: Sequence[DocumentStore]) -> DocumentStore:
+        """Put stores that are in memory behind each other."""
+        tokens = np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)])
+        starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)]))
+        ids = tuple(name for part in parts for name in part.ids)
+        trained = answers = None
+        if any(part.trained is not None for part in parts):
+            marks = (np.ones(len(part.tokens), bool) if part.trained is None else part.trained for part in parts)
+            trained = np.concatenate([*marks])
+        if any(part.answers is not None for part in parts):
+            given = [part.answers or (np.zeros(len(part.ids) + 1, np.int64), np.zeros(0, np.int64)) for part in parts]
+            counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(first) for first, _ in given)])
+            answers = (np.cumsum(counts), np.concatenate([rows for _, rows in given]))
+        return cls(tokens, starts, ids, trained, answers)
 
 
 def tokenise_documents(
     source: Iterable[Document],
     tokenizer: Tokenizer,
-    vocab_size: int | None = None,
     template: Callable[[], Template | None] | None = None,
-    most_tokens: int | None = None,
     reject: Callable[[str, str], None] | None = None,
 ) -> DocumentStore:
     """Tokenise every document of a source.
 
-    vocab_size: the model's, which may differ from the tokenizer's. template: gives what turns chats into text; called
-    for the first chat, so that data without any needs none that is sound. most_tokens: of a shared question, which no
-    pack may cut. reject: told the place and the reason of every document that `Rejected` is raised for, which is left
-    out; without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside either
+    template: gives what turns chats into text; called for the first chat, so that data without any needs none that is
+    sound. reject: told the place and the reason of every document that `Rejected` is raised for, which is left out;
+    without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside the
     vocabulary, with the document's file:line.
     """
     chat_template = functools.cache(template or (lambda: None))
@@ -109,17 +106,10 @@ def tokenise_documents(
     def walk() -> Iterator[Sample]:
         for document in source:
             try:
-                sample = tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
-                if sample.answers and most_tokens is not None and len(sample.tokens) > most_tokens:
-                    detail = f"{len(sample.tokens)} tokens, of {most_tokens} at most"
-                    raise Rejected(document.where, "a question with its answers is longer than a pack", detail)
+                yield tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
             except Rejected as error:
                 if reject is None:
                     raise
                 reject(error.where, error.reason)
-                continue
-            if vocab_size is not None:
-                check_token_ids(sample.tokens, vocab_size, document.where)
-            yield sample
 
     return DocumentStore.from_samples(walk())

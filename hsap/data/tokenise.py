@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from hsap.data.document import Document, Sample
+from hsap.ir.check import one_line, shown
 
 if TYPE_CHECKING:
     from hsap.data.chat.template import Template
 
 BOS_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<|bos|>", "[BOS]")
 EOS_NAMES = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|eos|>", "[EOS]")
+MAX_VOCAB_SIZE = 1 << 31
+"""Ids are int32."""
 
 _SPACES_AS_THEY_ARE = bytes([0x1A, 4, 0x18, 0, 0x20, 0])
 """Put behind a SentencePiece model: a protobuf message goes on with normalizer_spec { add_dummy_prefix: false
@@ -53,6 +56,8 @@ class Tokenizer:
         self._backend = backend
         self.name = name
         self.vocab_size: int = backend.vocab_size
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(f"tokenizer {name} has the id {self.vocab_size - 1}; ids must be below {MAX_VOCAB_SIZE}")
         self.bos_id: int | None = backend.bos_id
         self.eos_id: int | None = backend.eos_id
         self.unk_id: int | None = backend.unk_id
@@ -119,7 +124,10 @@ def tokenise(document: Document, tokenizer: Tokenizer, template: Template | None
             )
         return template.sample(document.id, document.chat, document.where)
     if document.tokens is None:
-        return Sample(document.id, tokenizer.encode_document(document.text))
+        try:
+            return Sample(document.id, tokenizer.encode_document(document.text))
+        except ValueError as error:
+            raise ValueError(f"{document.where}: {error}") from error
     check_token_ids(document.tokens, tokenizer.vocab_size, document.where)
     return Sample(document.id, document.tokens.astype(np.int32), document.trained)
 
@@ -178,6 +186,7 @@ class _HuggingFace:
     def __init__(self, path: Path, bos: str | None, eos: str | None) -> None:
         from tokenizers import Tokenizer as Backend
 
+        self._path = path
         try:
             self._tokenizer = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -197,8 +206,17 @@ class _HuggingFace:
         self._bare = None
 
     def encode(self, text: str) -> list[int]:
-        # The file's own post-processor would add BOS by a policy of its own.
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encoded(self._tokenizer, text)
+
+    def _encoded(self, tokenizer, text: str) -> list[int]:
+        try:
+            # The file's own post-processor would add BOS by a policy of its own.
+            return tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(
+                f"tokenizer {self._path} can't encode {shown(text)} ({one_line(error)}); repair it, or set "
+                f"data.tokenizer to another"
+            ) from error
 
     def encode_part(self, text: str, after: After) -> list[int]:
         if self._bare is None:
@@ -209,7 +227,7 @@ class _HuggingFace:
             self._bare = type(self._tokenizer).from_str(json.dumps(values | rules))
             self._bare.encode_special_tokens = True
         prefixed = after == "start" or (after == "control" and not self._first_only)
-        return (self._tokenizer if prefixed else self._bare).encode(text, add_special_tokens=False).ids
+        return self._encoded(self._tokenizer if prefixed else self._bare, text)
 
     def piece(self, token: int) -> str:
         return self._tokenizer.id_to_token(token)

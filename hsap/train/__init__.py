@@ -1,0 +1,12 @@
+"""Train: the run behind train.py.
+
+launch       from the command line to the loop in the right processes (overrides, processes, flags, sweep)
+config       the whole configuration, checked
+inputs       data, model and checkpoint of a run, refused before ranks wait for each other
+run          the loop of one rank
+engine       model, optimizer and DeepSpeed
+planning     plans made ahead, by the ranks in turn (recipe: how; pool, worker: in processes of their own)
+checkpoints  saved and resumed runs
+settings     the configuration, kept in the run's folder
+metrics, profile, stopping  what a step says of itself; measured timelines; signals
+"""

@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from hsap import clusters
-from hsap.data.packing.settings import LONG_DOCUMENTS, POLICIES, Packing
-from hsap.data.sources import DTYPES, FORMATS
-from hsap.data.sources.mixture import WHEN_EXHAUSTED
+from hsap.data.config import DataConfig
+from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
 
 
-def _is_date(value: object) -> bool:
-    try:
-        return isinstance(value, str) and len(value) == 10 and bool(datetime.date.fromisoformat(value))
-    except ValueError:
-        return False
-
-
-def _is_names(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(one, str) and one for pair in value.items() for one in pair)
-
-
 def _is_betas(value: object) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(is_number(b) and 0 <= b < 1 for b in value)
-
-
-def _is_curriculum(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(_is_indices(stage) and len(stage) == 2 for stage in value)
-
-
-def _is_data(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return bool(value) and all(
-            isinstance(key, str) and is_number(weight) and weight > 0 for key, weight in value.items()
-        )
-    return isinstance(value, str) and bool(value.strip())
-
-
-@dataclass(frozen=True, slots=True)
-class DataConfig:
-    """Where tokens come from, how they are packed and prepared ahead; workers is never null in a TrainConfig."""
-
-    path: str | Mapping[str, float] = rule("a file or a directory, or several with their weights", _is_data)
-    eval_path: str | None = text("a file or a directory", optional=True)
-    format: str | None = choice(*FORMATS, optional=True)
-    tokenizer: str = text("the path of a tokenizer.json or of a SentencePiece .model")
-    text_field: str | None = text("the field of a row that holds its text", optional=True)
-    tokens_field: str | None = text("the field of a row that holds its token ids", optional=True)
-    labels_field: str | None = text("the field of a row that holds its labels", optional=True)
-    id_field: str | None = text("the field of a row that holds its name", optional=True)
-    token_dtype: str | None = choice(*DTYPES, optional=True)
-    end_id: int | None = integer(0, optional=True)
-    begin_id: int | None = integer(0, optional=True)
-    exhausted: str = choice(*WHEN_EXHAUSTED)
-    add_bos: bool | None = flag(optional=True)
-    add_eos: bool | None = flag(optional=True)
-    bos: str | None = text("a piece of the tokenizer", optional=True)
-    eos: str | None = text("a piece of the tokenizer", optional=True)
-    chat_template: str | None = text("chatml, llama2, mistral, or a file", optional=True)
-    chat_date: str = rule("a day, like '2024-07-26' in quotes", _is_date)
-    chat_fields: Mapping[str, str] = rule("names of fields, like {messages: talk}", _is_names)
-    loss: str = choice("assistant", "last_assistant", "weighted", "all")
-    answers: str = choice("all", "best")
-    trees: str = choice("all", "best")
-    pack_tokens: int = integer(1)
-    packing: str = choice(*POLICIES)
-    long_documents: str = choice(*LONG_DOCUMENTS)
-    max_document_tokens: int | None = integer(1, optional=True)
-    max_delay_steps: int = integer(1)
-    curriculum: tuple[tuple[int, int], ...] | None = rule(
-        "a list of [step, pack_tokens], like [[1000,32768],[3000,131072]]", _is_curriculum, optional=True
-    )
-    lookahead: int = integer(0)
-    workers: int | None = integer(0, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +140,9 @@ _GROUPS = {
     "train": LoopConfig,
     "profile": ProfileConfig,
 }
+_OTHER_GROUPS = ("model", "planner", "cluster")
+KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
+"""What a configuration has at its top."""
 
 # On CPUs ranks compute on the very cores that workers would plan on.
 _WORKERS = {"cpu": 0, "cuda": 2}
@@ -213,10 +153,8 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
-    others = ("model", "planner", "cluster")
-    top = {*others, *_GROUPS} | {f.name for f in fields(_PlainKeys)}
-    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *others)}
-    plain = read(_PlainKeys, "", plain_values, top)
+    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
+    plain = read(_PlainKeys, "", plain_values, KEYS)
     groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
@@ -232,7 +170,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         groups["data"] = replace(groups["data"], workers=_WORKERS[device])
     return TrainConfig(
         **groups,
-        packing=_packing(groups["data"]),
+        packing=groups["data"].as_packing(),
         planner=_planner(_section(values, "planner")),
         cluster=_cluster(_section(values, "cluster"), device),
         model=_section(values, "model"),
@@ -254,17 +192,6 @@ def _section(values: Mapping[str, object], name: str) -> Mapping[str, object]:
     if not isinstance(section, Mapping):
         raise ValueError(f"{name}={section}: expected a group of keys; choose a file of configs/{name}/.")
     return section
-
-
-def _packing(data: DataConfig) -> Packing:
-    return Packing(
-        data.pack_tokens,
-        data.packing,
-        long_documents=data.long_documents,
-        max_document_tokens=data.max_document_tokens,
-        max_delay_steps=data.max_delay_steps,
-        curriculum=data.curriculum or (),
-    )
 
 
 def _planner(section: Mapping[str, object]) -> PlannerConfig:

@@ -1,4 +1,7 @@
-"""Engine: model, optimizer and DeepSpeed, with the loss scale that is exact for ZeRO 0–3 and any sharding."""
+"""Engine: model, optimizer and DeepSpeed, set up so that gradients are the same for ZeRO 0–3 and any sharding.
+
+That holds with the scale that the loop (`hsap.train.run`) gives the loss.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class Engine:
         return value if value is not None and math.isfinite(value) else None
 
 
-def start(config: TrainConfig) -> Mesh:
+def join(config: TrainConfig) -> Mesh:
     """Join the other ranks. Collective over the job."""
     import deepspeed
 
@@ -145,8 +148,8 @@ def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
     return floor + (optim.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def stop(engine: Engine | None) -> None:
-    """Leave the job: the engine goes first, or tearing down its process group may crash."""
+def leave(engine: Engine | None = None) -> None:
+    """Leave the job: the engine, where there still is one, goes first, or tearing down its groups may crash."""
     import gc
 
     import deepspeed

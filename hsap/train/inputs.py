@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hsap.data import sources
-from hsap.data.chat import rows
-from hsap.data.chat.template import Template, load_template
-from hsap.data.fields import Fields
+import numpy as np
+
+from hsap.data import prepared
+from hsap.data.opening import marker_notice, open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
-from hsap.data.sources.mixture import Mixture
-from hsap.data.store import DocumentStore, tokenise_documents
-from hsap.data.tokenise import Tokenizer, load_tokenizer
+from hsap.data.read import read_store
+from hsap.data.store import DocumentStore
+from hsap.data.tokenise import Tokenizer
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.shared import check_shareable
+from hsap.keys import is_number
 from hsap.models import ModelConfig
 from hsap.models.huggingface import configured
 from hsap.models.huggingface.tensors import Weights
@@ -58,8 +58,9 @@ class Inputs:
     """What a rank trains on and with. checkpoint: state to go on from, None for a new run.
 
     identity: JSON values by setting, of everything that a checkpoint of this run binds later runs to. left_out: in
-    words, documents of each data set that aren't used and why; empty if all are. changed: in words, what the
-    configuration changes of the model that training begins from.
+    words, documents of each data set that aren't used and why; empty if all are. notices: what else the run has to say
+    at its start, of its data and of what the configuration changes of the model that training begins from. chats: which
+    documents of train_data are, see `Index.chats`.
     """
 
     model: ModelConfig
@@ -68,19 +69,23 @@ class Inputs:
     identity: dict
     checkpoint: dict | None
     left_out: tuple[str, ...]
-    changed: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    chats: np.ndarray | None = None
 
 
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
-    open_data(config, config.data.path)
-    if config.data.eval_path is not None and config.train.eval_every:
-        open_data(config, config.data.eval_path)
     data = config.data
-    tokenizer = load_tokenizer(data.tokenizer, data.add_bos, data.add_eos, data.bos, data.eos)
+    paths = [*_data_sets(config).values()]
+    for path in paths:
+        if not prepared.is_prepared(path):
+            open_data(data, path, config.train.seed)
+    tokenizer = open_tokenizer(data)
     if data.chat_template is not None:
         # One that merely lies beside the tokenizer is no fault of a run on plain text, whatever is wrong with it.
-        chat_template(config, tokenizer)
+        open_template(data, tokenizer)
+    for path in filter(prepared.is_prepared, paths):
+        prepared.check_agreement(path, data, tokenizer)
     model, _ = model_shape(config, tokenizer)
     if config.model.get("from") is not None and not config.resume:
         Weights(config.model["from"]).check(model)
@@ -89,6 +94,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
             f"profile.layers={list(config.profile.layers)}: the model has {model.num_layers} layers, 0 to "
             f"{model.num_layers - 1}; name some of them, or null for all"
         )
+    _check_out(config.out)
     check_options(config.planner.name, dict(config.planner.options))
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
     planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
@@ -99,29 +105,45 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     return tokenizer, model
 
 
+def _check_out(out: str) -> None:
+    """Refuse a folder that can't be one, before anything takes long."""
+    path = Path(out).absolute()
+    there = next(one for one in (path, *path.parents) if os.path.exists(one))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"out={out}: {there} is no folder that can be written to; set out= to another")
+
+
+def prepare_data(config: TrainConfig) -> None:
+    """Prepare raw data in the cache, before ranks are started that would wait for the first of them to do it."""
+    for setting, path in _data_sets(config).items():
+        if not prepared.is_prepared(path):
+            prepared.cached(config.data, path, config.train.seed, setting, _who(config))
+
+
 def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
     select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
-    templates = functools.cache(functools.partial(chat_template, config, tokenizer))
-    train_data, left_out = _documents(config, "data.path", tokenizer, model, templates)
-    # One that no document has asked for may be another, or unsound.
-    used = templates() if templates.cache_info().currsize else None
-    eval_data = None
-    if config.data.eval_path is not None and config.train.eval_every:
-        eval_data, more = _documents(config, "data.eval_path", tokenizer, model, templates)
-        left_out += more
+    read = {setting: _documents(config, setting, model) for setting in _data_sets(config)}
+    train_data, index = read["data.path"]
+    eval_data, _ = read.get("data.eval_path", (None, None))
+    template = index.recipe["chat_template"]
     identity = {
         **_settings(config, model, tokenizer),
-        "data.chat_template": None if used is None else _sha256(used.renderer.source, used.renderer.special),
-        "data.path": _content(train_data),
+        "data.chat_template": None if template is None else f"sha256 {template['sha256'][:12]}",
+        "data.path": index.content,
     }
+    told = {setting: one.left_out.told() for setting, (_, one) in read.items()}
+    left_out = tuple(f"of the documents of {setting} {what}" for setting, what in told.items() if what)
+    told = (marker_notice(config.data, tokenizer, one.recipe) for _, one in read.values())
+    notices = tuple(dict.fromkeys(filter(None, told)))
     state = None
     if config.resume:
         state = read_state(config)
         check_identity(state, identity)
-    return Inputs(model, train_data, eval_data, identity, state, left_out, model_shape(config, tokenizer)[1])
+    notices = (*model_shape(config, tokenizer)[1], *notices)
+    return Inputs(model, train_data, eval_data, identity, state, left_out, notices, index.chats)
 
 
 def model_shape(config: TrainConfig, tokenizer: Tokenizer) -> tuple[ModelConfig, tuple[str, ...]]:
@@ -155,58 +177,26 @@ def kernel_options(config: TrainConfig) -> dict:
     return {"output": "float32" if config.engine.device == "cpu" else "native"}
 
 
-def open_data(config: TrainConfig, path: str | Mapping[str, float]) -> sources.Source | Mixture:
-    """Open a data set, or several with weights, as the configuration says; no row is read."""
+def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[str, float]]:
+    """Give the data sets of a run by the settings that name them; data.eval_path only where it is evaluated."""
     data = config.data
-    if isinstance(path, Mapping):
-        opened = {name: open_data(config, name) for name in path}
-        return Mixture(opened, path, config.train.seed, data.exhausted)
-    chats = rows.ChatFields.named(data.chat_fields, data.trees, data.answers)
-    fields = Fields(
-        text=data.text_field,
-        tokens=Fields().tokens if data.tokens_field is None else (data.tokens_field,),
-        labels=data.labels_field,
-        id=data.id_field,
-        chat_of=functools.partial(rows.chat_of, fields=chats),
-        chat_names=chats.names,
-        # A template that somebody names says that the chats are meant; one beside the tokenizer says nothing of data.
-        chats_first=data.chat_template is not None,
-    )
-    borders = {"end_id": data.end_id, "begin_id": data.begin_id}
-    return sources.open(path, fields, format=data.format, token_dtype=data.token_dtype, **borders)
+    evaluated = data.eval_path is not None and config.train.eval_every
+    return {"data.path": data.path} | ({"data.eval_path": data.eval_path} if evaluated else {})
 
 
-def chat_template(config: TrainConfig, tokenizer: Tokenizer) -> Template | None:
-    """Load the template that chats become text by, None where there is none; ValueError for one that is none."""
-    data = config.data
-    return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
+def _who(config: TrainConfig) -> str:
+    rank = os.environ.get("RANK")
+    return "hsap" if rank is None or config.world_size == 1 else f"hsap: rank {rank}"
 
 
-def _documents(
-    config: TrainConfig,
-    setting: str,
-    tokenizer: Tokenizer,
-    model: ModelConfig,
-    template: Callable[[], Template | None],
-) -> tuple[DocumentStore, tuple[str, ...]]:
-    """Read the data set that a setting names; also says what of it was left out, if anything was."""
-    source = open_data(config, getattr(config.data, setting.removeprefix("data.")))
-    store = tokenise_documents(
-        source,
-        tokenizer,
-        model.vocab_size,
-        template,
-        config.packing.max_pack_tokens,
-        source.reject,
-    )
-    told = source.tally.told()
-    if not store.ids:
-        raise ValueError(f"{setting} gives no document: {told}; check the data")
+def _documents(config: TrainConfig, setting: str, model: ModelConfig) -> tuple[DocumentStore, prepared.Index]:
+    """Read the data set that a setting names."""
+    store, index = read_store(config.data, _data_sets(config)[setting], config.train.seed, setting, _who(config))
     if store.answers is not None:
         for mask in set(model.layer_masks):
             check_shareable(mask)
     count_long(store.lengths, store.uncut, config.packing)
-    return store, (f"of the documents of {setting} {told}",) if told else ()
+    return store, index
 
 
 def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> dict:
@@ -230,22 +220,10 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
     return json.loads(json.dumps(settings))
 
 
-def _sha256(*values: object) -> str:
-    """Describe JSON values in few letters."""
-    return f"sha256 {hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]}"
-
-
-def _weights(path: str | Mapping[str, float]) -> list[float] | None:
-    """Give what share each of several data sets has, in their order; None for one."""
-    if not isinstance(path, Mapping):
+def _weights(path: str | Sequence[str] | Mapping[str, float]) -> list[float] | None:
+    """Give what share each of several data sets has, in their order; None for one. Prepared data know theirs."""
+    if prepared.is_prepared(path):
+        path = prepared.read_index(path).settings.get("data.path")
+    if not isinstance(path, Mapping) or not all(is_number(weight) and weight > 0 for weight in path.values()):
         return None
     return [round(weight / sum(path.values()), 9) for weight in path.values()]
-
-
-def _content(data: DocumentStore) -> str:
-    """Describe data by what it holds, not by its path: it may move as long as it stays what it was."""
-    digest = hashlib.sha256(data.tokens.tobytes())
-    digest.update(data.starts.tobytes())
-    for column in (data.trained, *(data.answers or ())):
-        digest.update(b"" if column is None else column.tobytes())
-    return f"{len(data.ids)} documents, {len(data.tokens)} tokens, sha256 {digest.hexdigest()[:12]}"

@@ -8,16 +8,19 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from hsap.keys import unknown
 from hsap.train import flags
-from hsap.train.config import TrainConfig, train_config
-from hsap.train.overrides import know_project, rewrite, wants_multirun
+from hsap.train.config import KEYS, TrainConfig, train_config
+from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
 
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
@@ -60,9 +63,10 @@ def main(config_dir: Path) -> None:
         choice = decide(task.values.get("topology"), device, around)
         config = train_config(task.values, choice.world_size, choice.device, _out(task.values, choice.world_size))
         if isinstance(choice, Start):
-            from hsap.train.inputs import check
+            from hsap.train.inputs import check, prepare_data
 
             check(config)
+            prepare_data(config)
     except Exception as error:
         fail(error, rank, _PATIENCE_BEFORE_S)
     match choice:
@@ -72,10 +76,13 @@ def main(config_dir: Path) -> None:
             code = start_ranks(choice, os.path.abspath(sys.argv[0]), arguments, config.out)
             sys.exit(code)
         case Train():
-            _train(config, task.values, around.rank)
+            settings = partial(write_down, task.values, arguments=arguments, config_dir=config_dir)
+            _train(config, task.values, around.rank, settings)
 
 
-def _train(config: TrainConfig, values: Mapping[str, object], rank: int) -> None:
+def _train(
+    config: TrainConfig, values: Mapping[str, object], rank: int, settings: Callable[[Mapping[str, object]], str]
+) -> None:
     # DeepSpeed looks for accelerators when first imported; told which one, it neither guesses nor warns.
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
@@ -84,7 +91,8 @@ def _train(config: TrainConfig, values: Mapping[str, object], rank: int) -> None
         with _agreed_out(config.out, rank, config.world_size) as out:
             from hsap.train.run import run
 
-            run(train_config(values, config.world_size, config.engine.device, out))
+            found = {"topology": config.topology, "out": out}
+            run(train_config(values, config.world_size, config.engine.device, out), settings(found))
     except Exception as error:
         fail(error, rank, _PATIENCE_DURING_S)
 
@@ -92,6 +100,7 @@ def _train(config: TrainConfig, values: Mapping[str, object], rank: int) -> None
 def _compose(config_dir: Path, arguments: list[str]) -> Task:
     """Hand the arguments to Hydra: afterwards `values` is set, or Hydra has run a sweep or printed what was asked."""
     import hydra
+    from hydra.errors import ConfigCompositionException
 
     task = Task()
     know_project(config_dir.parent)
@@ -101,6 +110,11 @@ def _compose(config_dir: Path, arguments: list[str]) -> Task:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="config")(task)()
+    except ConfigCompositionException as error:
+        # Hydra would have a plus put before a key that is misspelt.
+        if (missing := re.match(r"Could not override '(\w+)'", str(error))) and missing[1] not in KEYS:
+            raise unknown("", missing[1], {*KEYS, *GROUPS}) from None
+        raise
     finally:
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR")

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
 
 class MetricsLog:
-    """Written by rank 0 only. Steps beyond `resumed_step` (a checkpoint's, 0 for a new run) are cut off first."""
+    """Written by rank 0 only. Steps beyond `resumed_step` (a checkpoint's, 0 for a new run) are cut off first.
+
+    ValueError where the disk is full, or the folder can't be written to.
+    """
 
     def __init__(self, out: Path, num_steps: int, resumed_step: int, tensorboard: bool, log_every: int) -> None:
-        out.mkdir(parents=True, exist_ok=True)
         self.path = out / "metrics.jsonl"
-        truncate(self.path, resumed_step)
-        self.file = self.path.open("a", encoding="utf-8")
+        with _written(self.path):
+            out.mkdir(parents=True, exist_ok=True)
+            truncate(self.path, resumed_step)
+            self.file = self.path.open("a", encoding="utf-8")
         # A log file gets a line now and then, a terminal its moving bar.
         often_s = 0.1 if sys.stderr.isatty() else 30.0
         self.bar = tqdm(
@@ -32,8 +38,9 @@ class MetricsLog:
 
     def write(self, figures: dict) -> None:
         """Record a step. figures: JSON values by name, `step` among them; None for what is undefined."""
-        self.file.write(json.dumps(figures) + "\n")
-        self.file.flush()
+        with _written(self.path):
+            self.file.write(json.dumps(figures) + "\n")
+            self.file.flush()
         step = figures["step"]
         if self.writer is not None:
             for name, value in figures.items():
@@ -50,9 +57,22 @@ class MetricsLog:
     def close(self) -> None:
         """Flush and close everything."""
         self.bar.close()
-        self.file.close()
+        # What `write` couldn't put on the disk, and has told, is tried again.
+        with suppress(OSError):
+            self.file.close()
         if self.writer is not None:
             self.writer.close()
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{path} can't be written ({error.strerror}); make room, or set out= to a folder that can be written to; "
+            "if checkpoints were saved, resume=true goes on from the newest"
+        ) from error
 
 
 def truncate(path: Path, last_step: int) -> None:
@@ -60,7 +80,7 @@ def truncate(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= last_step:
                 kept.append(line)

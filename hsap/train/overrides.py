@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+GROUPS = ("model", "data", "cluster", "engine", "optim", "train", "experiment")
+"""The folders of configs/ that an override chooses a file of; planner, which has one too, chooses by name in code."""
 _MULTIRUN = ("-m", "--multirun")
 
 
@@ -16,8 +18,9 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     so that the key may be set over an experiment that sets it, or swept. `planner=NAME` becomes `++planner.name=NAME`,
     because planners are a table in code and need no file each. Every other dotted key becomes `++KEY=` too: planners
     have options that no file lists, and for a misspelt key the check that follows knows a better answer than Hydra.
-    `+experiment=` loses its plus, because the group already has a default, none. `model.from=` brings
-    `model=huggingface` with it where no model is chosen: another file's sizes would only contradict the folder's.
+    `+GROUP=NAME` loses its plus, as in `+experiment=smoke`, because every group already has a default.
+    `model.from=` brings `model=huggingface` with it where no model is chosen: another file's sizes would only
+    contradict the folder's.
     Overrides go first, because Hydra's parser wants them side by side; flags and their values follow in their order.
     """
     overrides: list[str] = []
@@ -47,7 +50,7 @@ def wants_multirun(arguments: Sequence[str]) -> bool:
 
 
 def _rewrite_override(argument: str) -> str:
-    if re.match(r"\++experiment=", argument):
+    if re.match(rf"\++({'|'.join(GROUPS)})=", argument):
         return argument.lstrip("+")
     match = re.match(r"\+{0,2}(topology|planner|(?!hydra\.)\w+(?:\.\w+)+)=(.*)", argument, re.DOTALL)
     if match is None:

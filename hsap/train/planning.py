@@ -24,13 +24,12 @@ from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
 from hsap.ir.plan import Plan
-from hsap.train.pool import PlanPool
+from hsap.train.pool import CLOSED, PlanPool
 from hsap.train.recipe import PlanFigures, PlanningSetup, Shape, opened
 
 _POLL_S = 0.004
 _NOTICE_S = 0.1
 _KEPT_SHAPES = 8
-_CLOSED = "planning ends: the run does"
 
 
 def planning_turns(node_of: np.ndarray) -> list[int]:
@@ -139,7 +138,7 @@ class PlanExchange:
         """Wait for this rank's own plan, but no longer than somebody wants it."""
         while not futures.wait((outcome,), _NOTICE_S).done:
             if self.closed.is_set():
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
         return outcome.result()
 
     def _fetch(self, number: int) -> bytes:
@@ -147,7 +146,7 @@ class PlanExchange:
         key = self._key(number)
         while not self.store.check([key]):
             if self.closed.is_set():
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
             time.sleep(_POLL_S)
         return self.store.get(key)
 

@@ -30,7 +30,8 @@ _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"),
     "1",
 )
-_CLOSED = "planning ends: the run does"
+CLOSED = "planning ends: the run does"
+"""What whoever still waits for a plan is told."""
 
 
 class Worker:
@@ -149,7 +150,7 @@ class PlanPool:
         """Start a worker in the place of one that died; gives the old one's process number."""
         with self._lock:
             if self._closed:
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
             before = self._workers[index].process.pid
             self._workers[index] = Worker(self._setup)
         return before

@@ -188,8 +188,15 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
     # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
     agent.append("--signals-to-handle=SIGHUP,SIGQUIT")
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if not _reaches_ranks(number):
+            signal.signal(number, before[number])
+            os.kill(os.getpid(), number)
+
     for number in SIGNALS:
-        signal.signal(number, _pass_on)
+        signal.signal(number, pass_on)
     try:
         run_agent([*agent, script, *arguments])
     except ChildFailedError as error:
@@ -197,14 +204,15 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
         first = min(error.failures.values(), key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp))
         if first.exitcode < 0:
             name = signal.Signals(-first.exitcode).name
-            print(f"train.py: rank {first.local_rank} was ended by signal {name}.", file=sys.stderr, flush=True)
+            told = f"rank {first.local_rank} was ended by signal {name}." if name != "SIGINT" else "interrupted"
+            print(f"train.py: {told}", file=sys.stderr, flush=True)
             return 128 - first.exitcode
         return first.exitcode
     return 0
 
 
-def _pass_on(number: int, frame: FrameType | None) -> None:
-    """Send a signal on to the ranks, which know what to do with it, and go on waiting for them."""
+def _reaches_ranks(number: int) -> bool:
+    """Send a signal on to the ranks, which know what to do with it; tells whether there are any yet."""
     import psutil
 
     # Each rank leads a session of its own; that is why a terminal's Ctrl-C doesn't reach it by itself.
@@ -212,9 +220,7 @@ def _pass_on(number: int, frame: FrameType | None) -> None:
     for rank in ranks:
         with suppress(psutil.NoSuchProcess):
             rank.send_signal(number)
-    if not ranks:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    return bool(ranks)
 
 
 def _leads_session(pid: int) -> bool:

@@ -28,29 +28,33 @@ from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
-from hsap.train.engine import Engine, build, learning_rate, start, stop
+from hsap.train.engine import Engine, build, join, learning_rate, leave
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog
 from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
 from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
 from hsap.train.recipe import PlanFigures
+from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
 
 
-def run(config: TrainConfig) -> None:
+def run(config: TrainConfig, settings: str | None = None) -> None:
     """Train as configured: every rank of the job calls this. ValueError for what the user can mend.
 
+    settings: the configuration as text, to be kept in the run's folder once nothing speaks against the run.
     After an error the process groups are left as they are: the process is about to end, and leaving a group in order
     may wait for ranks that no longer answer.
     """
     inputs = read_inputs(config)
-    mesh = start(config)
+    mesh = join(config)
     engine = build(config, inputs.model, mesh)
     trainer = Trainer(config, inputs, engine)
-    with trainer.stop:
+    if settings is not None and dist.get_rank() == 0:
+        keep(Path(config.out), settings)
+    with trainer.stop_request:
         trainer.train()
-        stop(engine)
+        leave(engine)
 
 
 class Trainer:
@@ -69,7 +73,7 @@ class Trainer:
         # Before anything is trained: the processes load their code meanwhile.
         self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
         self._eval_plans: list[Plan] | None = None
-        self.stop = StopRequest()
+        self.stop_request = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
 
     def train(self) -> None:
@@ -122,13 +126,21 @@ class Trainer:
             print(f"hsap: {self.stopped_by.name}: {told}", file=sys.stderr, flush=True)
 
     def _saves(self, step: int) -> bool:
-        """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops."""
+        """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops.
+
+        A run that goes on from a checkpoint saves its last step whatever is set: what it adds would be lost else.
+        """
         train = self.config.train
-        due = train.save_every and (step % train.save_every == 0 or step >= train.steps)
-        return bool(due or self.stopped_by is not None)
+        if self.stopped_by is not None or (train.save_every and step % train.save_every == 0):
+            return True
+        return step >= train.steps and self._saves_at_end
+
+    @property
+    def _saves_at_end(self) -> bool:
+        return self.config.train.save_every > 0 or self.inputs.checkpoint is not None
 
     def _opening(self, step: int) -> list[str]:
-        """One line on what is about to run and where it goes, and one for documents that aren't packed as they are."""
+        """One line on what is about to run, where it goes and whether it stays; one for documents not packed whole."""
         config, model = self.config, self.inputs.model
         told = (
             f"hsap: {dist.get_world_size()} ranks on {config.engine.device} ({config.topology}, dp {config.dp}), "
@@ -136,14 +148,16 @@ class Trainer:
         )
         if step == config.train.steps:
             return [f"{told}; step {step} is the last: raise train.steps to go on"]
+        if not self._saves_at_end:
+            told += "; the trained model isn't kept: train.save_every=N saves it every N steps and at the end"
         lines = [f"{told}; going on after step {step}" if step else told]
-        lines += [f"hsap: {told}" for told in (*self.inputs.changed, *self.inputs.left_out)]
+        lines += [f"hsap: {told}" for told in (*self.inputs.left_out, *self.inputs.notices)]
         packed = (
-            ("documents", self.inputs.train_data, config.packing),
-            ("held-out documents", self.inputs.eval_data, eval_packing(config.packing)),
+            ("documents", self.inputs.train_data, config.packing, self.inputs.chats),
+            ("held-out documents", self.inputs.eval_data, eval_packing(config.packing), None),
         )
-        for name, data, packing in packed:
-            long = count_long(data.lengths, data.uncut, packing) if data is not None else ()
+        for name, data, packing, chats in packed:
+            long = count_long(data.lengths, data.uncut, packing, chats) if data is not None else ()
             lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
         return lines
 
@@ -224,7 +238,7 @@ class Trainer:
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = sum(waits) + busy_s
         # A signal may have reached only some of the ranks.
-        highest = [*waits, elapsed_s, _peak_bytes(self.engine.device), self.stop.asked_by or 0]
+        highest = [*waits, elapsed_s, _peak_bytes(self.engine.device), self.stop_request.asked_by or 0]
         highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)

@@ -1,6 +1,7 @@
 """Tuner: which way of running a model on a cluster fits, and how fast, without a GPU.
 
-    stages       attention from a strategy: seconds and arena, without instructions (ends, contention, live: its parts)
+    stages       attention from a strategy: seconds and arena, without instructions (counted, ends,
+                 contention, live: its parts)
     memory       what a rank holds while it trains, item by item
     step         one optimizer step, ZeRO's traffic (collectives) and the optimizer among it
     choices      which shapes are legal, and in words why others aren't

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hsap.compiler.lay import Laid
@@ -12,10 +10,8 @@ from hsap.ir.problem import Problem
 from hsap.ir.program import Role
 from hsap.ir.reshard import scratch_bytes
 from hsap.ir.schedule import INPUTS, OUTPUTS
+from hsap.tune.counted import Cost, Counted
 from hsap.tune.ends import split
-
-if TYPE_CHECKING:
-    from hsap.tune.stages import Cost, Counted
 
 
 def arena_bytes(problem: Problem, counted: Counted, cost: Cost) -> int:

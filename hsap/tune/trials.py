@@ -5,10 +5,8 @@ They train on documents of the job's own lengths, whose tokens mean nothing, so 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsap.children import ended_on_sigterm
+from hsap.children import asks_to_end_with_us, ended_on_sigterm
 from hsap.ir.check import Refused
 from hsap.tune.experiment import chosen, overrides, spelled
 from hsap.tune.found import Row
@@ -29,7 +27,6 @@ STEPS = 4
 LIMIT_S = 900.0
 ENDING_S = 60.0
 """How long a trial that is ended may take to end its ranks, for which torch's agent takes half of it at most."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ def _run(command: Sequence[str], folder: Path, environment: dict[str, str], limi
     with (folder / "said").open("wb") as said, ended_on_sigterm():
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
-            preexec_fn=_ends_with_us(),
+            preexec_fn=asks_to_end_with_us(),
         )  # fmt: skip
         try:
             return process.wait(limit_s)
@@ -102,14 +99,6 @@ def _run(command: Sequence[str], folder: Path, environment: dict[str, str], limi
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _ends_with_us():
-    """What a child does first: ask the kernel to be terminated when we end, however that is; on Linux, which can."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # before the fork, after which a library can't safely be loaded
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _complaint(said: str) -> str:

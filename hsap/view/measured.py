@@ -65,7 +65,10 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
     folder = Path(folder)
     paths = sorted(folder.glob("timeline-rank*.jsonl"))
     if not paths:
-        raise ValueError(f"{folder}: no timeline-rank*.jsonl in it; measure some steps of the run first")
+        raise ValueError(
+            f"{folder}: no timeline-rank*.jsonl in it; measure some steps of the run: train.py profile.steps=[10,20] "
+            f"writes them for steps 10 to 19"
+        )
     lines = [line for path in paths for line in _lines(path)]
     if group not in (groups := sorted({line["group"] for line in lines})):
         raise ValueError(f"{folder}: group {group} was not measured; there is {groups or 'nothing'}")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import hsap
+from hsap.data.document import Sample
 from hsap.data.packing import Packing
 from hsap.data.store import DocumentStore
 from hsap.ir.heads import HeadShape
@@ -58,7 +59,7 @@ def test_packing_is_measured(capsys):
 
 
 def test_the_loader_is_measured(capsys):
-    store = DocumentStore.from_documents((str(i), np.arange(20 + i)) for i in range(9))
+    store = DocumentStore.from_samples(Sample(str(i), np.arange(20 + i, dtype=np.int32)) for i in range(9))
     made = loader.Stream("demo", store, Packing(64))
     line = loader.alone(made, "ring", loader.QUICK, 1, {"ring": 10.0})
     assert all(line[stage] > 0 for stage in ("pack", "batch", "plan")) and line["over"] == line["all"] / 10 > 0

@@ -48,6 +48,19 @@ def test_a_table_figures_and_an_experiment(project, capsys) -> None:
     assert two == {"sap", "flashcp"} and found["2x1"]["next_planner"]["step_s"] > 0
 
 
+def test_lengths_are_those_of_prepared_data(tmp_path, capsys) -> None:
+    rows = [{"tokens": [2] * length} for length in (5, 90, 256)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer, out = str(PROJECT / "datasets/demo/tokenizer.json"), str(tmp_path / "out")
+    made = ["prepare", str(tmp_path / "d.jsonl"), "-o", out, "--workers", "1", "--tokenizer", tokenizer]
+    assert main(made) == 0
+    assert sorted(tune._lengths(out, 1000, 0)) == [5, 90, 256]
+    assert sum(tune._lengths(out, 300, 1)) <= 300 and tune._lengths(out, 300, 1) == tune._lengths(out, 300, 1)
+    assert sum(tune._lengths(out, 3, 1)) == 3
+    with pytest.raises(ValueError, match=r"--data: .*holds no finished prepared data"):
+        tune._lengths(str(tmp_path), 1000, 0)
+
+
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_files_may_begin_with_a_mark_of_their_encoding(mark, project, capsys) -> None:
     data, cluster = project / "lengths.json", project / "own.yaml"
@@ -74,7 +87,7 @@ def test_a_cluster_may_be_a_file(project, capsys) -> None:
     [
         (["--model", "nobody"], "--model: unknown name 'nobody'; known models are gpt-30b"),
         (["--cluster", "abacus"], "unknown preset 'abacus'"),
-        (["--data", "nothing"], "neither a file F.json nor the name of a dataset"),
+        (["--data", "nothing"], "neither a folder of hsap prepare, a file F.json nor the name of a dataset"),
         (["--data", "none.json"], "No such file"),
         (["--nodes", "0"], "--nodes is 0"),
         (["--planners", "auto"], "--planners: planners: unknown name 'auto'"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hsap.data.document import Sample
 from hsap.data.store import DocumentStore
 
 
@@ -12,8 +13,8 @@ def make_store():
 
     def make(lengths) -> DocumentStore:
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
-        return DocumentStore.from_documents(
-            (f"doc{i}", np.arange(starts[i], starts[i + 1])) for i in range(len(lengths))
+        return DocumentStore.from_samples(
+            Sample(f"doc{i}", np.arange(starts[i], starts[i + 1], dtype=np.int32)) for i in range(len(lengths))
         )
 
     return make

@@ -42,7 +42,7 @@ def test_the_folder_does_not_hide_the_package_of_that_name():
 
 def test_the_main_jobs_path_reads_it_back_as_text():
     tokenizer = load_tokenizer(DEMO / "tokenizer.json")
-    store = tokenise_documents(sources.open(DEMO / "eval.jsonl.gz"), tokenizer, vocab_size=2048)
+    store = tokenise_documents(sources.open(DEMO / "eval.jsonl.gz"), tokenizer)
     texts = [row["text"] for row in rows("eval.jsonl.gz")]
     for number, text in enumerate(texts):
         assert tokenizer.decode(store.tokens[store.starts[number] : store.starts[number + 1]]) == text

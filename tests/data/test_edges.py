@@ -3,12 +3,10 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.data.packing import Packing, PackStream
-from hsap.data.store import DocumentStore
 
 NOT_WHOLE = (None, "8", 1.5, 8.0, math.nan, True, [8], -1, 10**30)
 LENGTHS = [5, 3, 8, 1, 7, 2]
@@ -94,36 +92,3 @@ def test_a_number_of_packs_to_evaluate(store, value):
     with pytest.raises(ValueError, match="max_packs"):
         eval_batches(store, Packing(8), max_packs=value)
     assert eval_batches(store, Packing(8), max_packs=0).num_tokens == 0
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        [1 << 31],
-        [-(1 << 31) - 1],
-        [10**30],
-        [1.0, 2.0],
-        [math.nan],
-        ["1"],
-        [None],
-        [True],
-        [[1, 2]],
-        [[1], [2, 3]],
-        None,
-        3,
-        "12",
-        np.array([2**63], np.uint64),
-        np.array([1.5]),
-        np.zeros((0, 2), np.int64),
-    ],
-)
-def test_token_ids_that_don_t_fit_are_refused(tokens):
-    with pytest.raises(ValueError, match="document b: its token ids"):
-        DocumentStore.from_documents([("a", [1]), ("b", tokens)])
-
-
-def test_token_ids_at_the_borders_are_kept():
-    given = [(1 << 31) - 1, -(1 << 31), 0]
-    store = DocumentStore.from_documents([("a", given), ("b", []), ("c", np.array([7], np.uint16))])
-    assert store.tokens.tolist() == [*given, 7] and store.lengths.tolist() == [3, 0, 1]
-    assert store.tokens.dtype == np.int32

@@ -89,6 +89,23 @@ def test_dropped_documents_are_counted_and_nothing_else_is_missing(policy):
         PackStream([9, 0, 10], packing, 2)
 
 
+@pytest.mark.parametrize(
+    ("chats", "long_documents", "told"),
+    [
+        (None, "cut", ""),
+        ([0, 1, 1, 0], "cut", "; 1 chat is cut: "),
+        ([1, 1, 2, 0], "cut", "; up to 2 chats are cut: "),
+        ([2, 0, 0, 2], "cut", ""),
+        ([1, 1, 1, 1], "drop", ""),
+        ([1, 1, 1, 1], "keep", "; 1 chat is cut: "),
+    ],
+)
+def test_chats_that_are_cut_are_told(chats, long_documents, told):
+    packing = Packing(8, long_documents=long_documents, max_document_tokens=30 if long_documents == "keep" else None)
+    (counts,) = count_long(np.array([8, 31, 9, 3]), None, packing, None if chats is None else np.array(chats, np.int8))
+    assert str(counts).partition("; ")[1] == told[:2] and told in str(counts)
+
+
 @settings(max_examples=80, deadline=None)
 @given(lengths_strategy, st.data(), st.sampled_from(POLICIES), st.sampled_from(["cut", "keep", "drop"]))
 def test_what_may_not_be_cut_is_whole_or_dropped(lengths, data, policy, long_documents):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import hsap
 from hsap.data.batch import NO_TARGET, build_micro_batch, count_targets
-from hsap.data.chat.preference import join
-from hsap.data.document import Document, Rejected, Sample
+from hsap.data.chat.shared_question import join
+from hsap.data.document import Sample
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.data.packing import POLICIES, Packing, PackStream, Piece, epoch_packs
-from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.store import DocumentStore
 from hsap.ir.mask import Mask, mask_slices
 from hsap.ir.shared import SHAREABLE, check_shareable, shared_masks
 from hsap.ir.slice import dense
@@ -121,7 +121,7 @@ def test_packs_never_cut_what_is_to_stay_whole(documents, policy):
         assert len(pieces) == 1 or not uncut[document]
 
 
-def test_one_longer_than_a_pack_is_counted_where_it_is_made_and_dropped_where_it_is_packed():
+def test_one_longer_than_a_pack_is_dropped_where_it_is_packed():
     store = DocumentStore.from_samples([sample_of("q", 5, [9, 9])[0]])
     for make in (
         lambda: PackStream(store.lengths, Packing(16), 1, uncut=store.uncut),
@@ -132,17 +132,6 @@ def test_one_longer_than_a_pack_is_counted_where_it_is_made_and_dropped_where_it
             make()
     kept = Packing(16, long_documents="keep", max_document_tokens=24)
     assert eval_batches(store, kept).micro_batches[0].answers == (store.answers_of(0),)
-
-    class Whole:
-        def sample(self, id, chat, where):
-            return chat
-
-    left_out = []
-    documents = [Document(str(n), f"d:{n}", chat=sample_of(str(n), 5, [n, n])[0]) for n in (3, 9)]
-    kept = tokenise_documents(documents, None, None, Whole, 16, lambda *told: left_out.append(told))
-    assert kept.ids == ("3",) and left_out == [("d:9", "a question with its answers is longer than a pack")]
-    with pytest.raises(Rejected, match=r"d:9: .* \(24 tokens, of 16 at most\)"):
-        tokenise_documents(documents, None, None, Whole, 16)
 
 
 def visible_alone(mask: Mask, question: int, answers: list[int]) -> np.ndarray:

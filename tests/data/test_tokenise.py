@@ -121,7 +121,7 @@ def test_pretokenised_documents_are_taken_as_they_are_and_checked(tmp_path):
         tokenise(Document("b", "d:2", tokens=np.array([3, 4])), tokenizer)
 
 
-def test_a_store_holds_every_document_and_respects_the_models_vocabulary(tmp_path):
+def test_a_store_holds_every_document(tmp_path):
     tokenizer = load_tokenizer(word_level(tmp_path / "tokenizer.json", ["?", "<s>", "</s>", "sea", "whale"]))
     path = tmp_path / "d.jsonl"
     path.write_text('{"id": "x", "text": "sea sea"}\n{"text": ""}\n{"tokens": [3]}\n{"id": "y", "text": "whale"}\n')
@@ -130,5 +130,24 @@ def test_a_store_holds_every_document_and_respects_the_models_vocabulary(tmp_pat
     assert store.tokens.dtype == np.int32
     assert store.lengths.tolist() == [4, 1, 3]
     assert store.ids == ("x", "d.jsonl:3", "y")
-    with pytest.raises(ValueError, match=rf"^{path}:4: token 1 .* id 4, outside the vocabulary of 4"):
-        tokenise_documents(sources.open(path), tokenizer, vocab_size=4)
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_refused_with_its_place(tmp_path):
+    word_level(tmp_path / "t.json", ["[UNK]", "whale"])
+    values = json.loads((tmp_path / "t.json").read_text())
+    values["model"]["unk_token"] = "not there"
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    tokenizer = load_tokenizer(tmp_path / "t.json")
+    with pytest.raises(ValueError, match=r"d.jsonl:7: tokenizer .*t.json can't encode 'a ship' \(WordLevel error"):
+        tokenise(Document("d", "d.jsonl:7", text="a ship"), tokenizer)
+    with pytest.raises(ValueError, match=r"t.json can't encode 'a ship'"):
+        tokenizer.encode_part("a ship", "text")
+
+
+def test_ids_that_no_int32_holds_are_refused(tmp_path):
+    word_level(tmp_path / "t.json", ["[UNK]", "whale"])
+    values = json.loads((tmp_path / "t.json").read_text())
+    values["model"]["vocab"]["whale"] = 1 << 31
+    (tmp_path / "t.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"t.json has the id 2147483648; ids must be below 2147483648"):
+        load_tokenizer(tmp_path / "t.json")

@@ -110,6 +110,7 @@ def arguments(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> list
         "data.path": data,
         "data.eval_path": "null",
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
+        "data.cache": data.parent / "cache",
         "data.pack_tokens": PACK_TOKENS,
         "train.steps": steps,
         "train.packs_per_step": 4,

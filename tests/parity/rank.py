@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from hsap.ir.problem import Topology
 from hsap.runtime.groups import make_mesh
 from hsap.train.config import TrainConfig, train_config
-from hsap.train.engine import build, start, stop
+from hsap.train.engine import build, join, leave
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.overrides import rewrite
 from hsap.train.planning import PlanExchange
@@ -72,7 +72,7 @@ def main(runs: list[list[str]], read: Callable[[TrainConfig], Inputs] = read_inp
     """Train one run after the other. read: gives a run's inputs."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     configs = [configure(arguments, int(os.environ["WORLD_SIZE"])) for arguments in runs]
-    start(configs[0])
+    join(configs[0])
     for config in configs:
         Path(config.out).mkdir(parents=True, exist_ok=True)
         inputs = read(config)
@@ -82,7 +82,7 @@ def main(runs: list[list[str]], read: Callable[[TrainConfig], Inputs] = read_inp
         del engine
         gc.collect()
         dist.barrier()
-    stop(None)
+    leave()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsap.data.chat.preference import join
+from hsap.data.chat.shared_question import join
 from hsap.data.document import Sample
 from hsap.data.store import DocumentStore
 from hsap.train.config import TrainConfig

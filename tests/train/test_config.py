@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from hsap import clusters
 from hsap.data.packing import WINDOW, Packing
 from hsap.train.config import EngineConfig, PlannerConfig, train_config
-from hsap.train.overrides import know_project, rewrite
+from hsap.train.overrides import GROUPS, know_project, rewrite
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 know_project(CONFIGS.parent)
@@ -107,6 +108,20 @@ def test_a_cluster_is_a_file_of_its_group_and_every_field_a_key():
     assert (small.name, small.ranks_per_node, small.comm_share) == ("dgx-a100", 4, 0.2)
     with pytest.raises(ValueError, match="cluster: 'preset' is no field of a cluster"):
         build("+cluster.preset=p4de")
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_name_that_a_group_lacks_is_refused_and_those_it_has_are_told(group, plus):
+    with pytest.raises(MissingConfigException) as refused:
+        values(f"{plus}{group}=nonsense")
+    told = str(refused.value)
+    assert f"Could not find '{group}/nonsense'" in told
+    assert all(path.stem in told for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def test_every_group_but_planner_is_known_to_overrides():
+    assert sorted(GROUPS) == sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "planner")
 
 
 @pytest.mark.parametrize(

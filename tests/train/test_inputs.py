@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hsap.data.loader import StepLoader
+from hsap.data.packing import count_long
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.tensorfile import write_tensors
@@ -23,6 +25,7 @@ def configuration(where, *arguments, world_size=1, rows=({"tokens": [2, 3, 4, 5]
         "data.path": path,
         "data.eval_path": "null",
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
+        "data.cache": where / "cache",
         "data.pack_tokens": 16,
         "train.packs_per_step": 4,
         "out": where / "out",
@@ -123,7 +126,8 @@ def save_state(config, step=10):
     """Leave what a checkpoint of this configuration would, without weights."""
     fresh = unfinished(folder(config), step)
     fresh.mkdir(parents=True)
-    state = {"step": step, "cursor": None, "topology": config.topology, "identity": read_inputs(config).identity}
+    state = {"step": step, "cursor": {"step": step}, "topology": config.topology}
+    state["identity"] = read_inputs(config).identity
     files = {"rank0.safetensors": write_tensors(fresh / "rank0.safetensors", {})}
     publish(folder(config), step, {**state, "adam_steps": step}, files, keep=2)
 
@@ -227,6 +231,17 @@ def test_a_new_run_does_not_overwrite_checkpoints(tmp_path):
         check(config)
 
 
+def test_a_new_run_does_not_overwrite_the_metrics_of_a_run_without_checkpoints(tmp_path):
+    config = configuration(tmp_path)
+    metrics = Path(config.out) / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    metrics.touch()
+    check(config)  # that one never finished a step
+    metrics.write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"holds the metrics of a run that kept no checkpoint to go on from; set anot"):
+        check(config)
+
+
 def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):
     config = configuration(tmp_path, "model.masks=[window:4,causal,window:4]", "model.num_layers=6")
     plan = planning_setup(config, read_inputs(config).model, 0).compile(Layout.from_lengths([9, 3]))
@@ -269,30 +284,32 @@ def test_chats_are_read_and_what_is_left_out_is_told(tmp_path):
     rows = [SAID, {**ANSWERED, "chosen": "hello " * 99}, ANSWERED, weighed]
     config = configuration(tmp_path, *CHAT, rows=rows)
     read = read_inputs(config)
-    assert read.train_data.ids == ("data.jsonl:1", "data.jsonl:3") and read.train_data.uncut.tolist() == [False, True]
-    assert 0 < read.train_data.trained.sum() < len(read.train_data.tokens)
+    assert [*read.train_data.ids] == [f"data.jsonl:{line}" for line in (1, 2, 3)]
+    assert read.train_data.uncut.tolist() == [False, True, True]
+    assert 0 < read.train_data.trained[:].sum() < len(read.train_data.tokens)
     (told,) = read.left_out
-    assert told.startswith("of the documents of data.path 2 left out: ")
-    assert f"1 for a question with its answers is longer than a pack ({tmp_path}/data.jsonl:2)" in told
+    assert told.startswith("of the documents of data.path 1 left out: ")
     assert f"1 for a loss weight other than 0 and 1 ({tmp_path}/data.jsonl:4)" in told
-    kept = ("data.long_documents=keep", "data.max_document_tokens=9999")
-    assert len(read_inputs(configuration(tmp_path, *CHAT, *kept, rows=rows)).train_data.ids) == 3
+    (long,) = count_long(read.train_data.lengths, read.train_data.uncut, config.packing)
+    assert str(long).startswith("longer than 100 tokens: 1 dropped (") and long.cut_chats == 0
+    (notice,) = read.notices
+    assert "<|im_start|> (" in notice and read_inputs(configuration(tmp_path, rows=[{"text": "a"}])).notices == ()
+    assert read.chats.tolist() == [1, 1, 1] and read_inputs(configuration(tmp_path, rows=[{"text": "a"}])).chats is None
     best = read_inputs(configuration(tmp_path, *CHAT, "data.answers=best", rows=[ANSWERED]))
     assert best.train_data.answers is None
     everything = read_inputs(configuration(tmp_path, *CHAT, "data.loss=all", rows=[SAID]))
-    assert everything.train_data.trained.all()
+    assert everything.train_data.trained[:].all()
     answers = read_inputs(configuration(tmp_path, *CHAT, rows=[SAID]))
     assert everything.identity["data.path"] != answers.identity["data.path"]
 
 
 def test_a_run_of_rejected_chats_or_of_answers_under_a_mask_without_meaning_is_refused(tmp_path):
     long = {**ANSWERED, "chosen": "hello " * 99}
-    with pytest.raises(ValueError, match=r"holds no document: .* 2 left out: 2 for a question .*data.jsonl:1, "):
+    with pytest.raises(ValueError, match=r"every document is longer than data.pack_tokens=100 and dropped"):
         read_inputs(configuration(tmp_path, *CHAT, rows=[long, long]))
-    mixed = f"data.path={{{tmp_path / 'data.jsonl'}:2,{tmp_path / 'other.jsonl'}:1}}"
-    (tmp_path / "other.jsonl").write_text(json.dumps(long))
-    with pytest.raises(ValueError, match=r"data.path gives no document: \d left out: \d for a question .*jsonl:1"):
-        read_inputs(configuration(tmp_path, *CHAT, mixed, rows=[long, long]))
+    none = {"talk": [*SAID["talk"], SAID["talk"][0]]}
+    with pytest.raises(ValueError, match=r"holds no document: .*1 for a conversation that ends .*data.jsonl:1"):
+        read_inputs(configuration(tmp_path, *CHAT, rows=[none]))
     with pytest.raises(ValueError, match="mask full: what the answers to a shared question see"):
         read_inputs(configuration(tmp_path, *CHAT, "model.masks=full", rows=[ANSWERED]))
     with pytest.raises(ValueError, match=r"data.jsonl:1: this is a chat, .* set data.chat_template"):
@@ -302,10 +319,10 @@ def test_a_run_of_rejected_chats_or_of_answers_under_a_mask_without_meaning_is_r
 def test_of_text_tokens_and_a_chat_in_a_row_the_chat_is_meant_where_a_template_is_named(tmp_path):
     rows = [{"text": "hi hello"}, {"text": "hi hello", **SAID}, {"tokens": [5, 6], **SAID}, {"text": "", "talk": ["x"]}]
     read = read_inputs(configuration(tmp_path, *CHAT[1:], rows=rows))
-    first, second, third = np.split(read.train_data.tokens, read.train_data.starts[1:-1])
+    first, second, third = np.split(read.train_data.tokens[:], read.train_data.starts[1:-1])
     assert read.train_data.trained is None and (first == second).all() and third.tolist() == [5, 6]
     read = read_inputs(configuration(tmp_path, *CHAT, rows=rows))
-    plain, *chats = np.split(read.train_data.tokens, read.train_data.starts[1:-1])
+    plain, *chats = np.split(read.train_data.tokens[:], read.train_data.starts[1:-1])
     assert (plain == first).all() and (chats[0] == chats[1]).all() and len(chats[0]) > len(plain)
     assert "1 for a turn is no object" in read.left_out[0], "a chat that is none isn't trained as its text"
 
@@ -316,7 +333,7 @@ def test_a_template_beside_the_tokenizer_is_used_for_chats_and_needn_t_be_sound_
     shutil.copy(REPOSITORY / "datasets/demo/tokenizer.json", folder)
     beside = (f"data.tokenizer={folder}", *CHAT[1:])
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
-    assert read_inputs(configuration(tmp_path, *beside, rows=[SAID])).train_data.trained.any()
+    assert read_inputs(configuration(tmp_path, *beside, rows=[SAID])).train_data.trained[:].any()
     assert read_inputs(configuration(tmp_path, *beside, rows=[{"text": "a", **SAID}])).train_data.trained is None
     (folder / "chat_template.jinja").write_text("{% for %}")
     assert len(read_inputs(configuration(tmp_path, *beside, rows=[{"text": "a"}])).train_data.ids) == 1

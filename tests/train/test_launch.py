@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -92,6 +95,24 @@ def test_bad_configuration_is_one_paragraph_and_starts_nothing(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("plannr=sap", "plannr: no such key; known ones are arena_multiple, "),
+        (
+            "+experiment=nonsense",
+            "Could not find 'experiment/nonsense' Available options in 'experiment': long-context sm",
+        ),
+    ],
+)
+def test_a_misspelt_key_or_experiment_is_refused_with_what_there_is(tmp_path, override, told):
+    done = launch(tmp_path, override)
+    assert done.returncode == 1
+    (paragraph,) = errors(done)
+    assert told in paragraph and ("Did you mean planner?" in paragraph or override != "plannr=sap")
+
+
+@pytest.mark.slow
 def test_an_unknown_model_lists_the_known_ones(tmp_path):
     done = launch(tmp_path, "model=no_such_model")
     assert done.returncode == 1
@@ -127,6 +148,26 @@ def test_a_message_shows_its_traceback_when_asked(tmp_path):
     done = launch(tmp_path, "planner.fault=message", HSAP_TRACEBACK="1")
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amid", ["imports", "starting ranks"])
+def test_an_interrupt_before_training_ends_soon_with_one_line(tmp_path, amid):
+    command = [sys.executable, str(HERE.parents[1] / "train.py"), "+topology=2x1", "+experiment=smoke", "out=mine"]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process, end = psutil.Process(run.pid), time.monotonic() + 300
+    seen = {
+        "imports": lambda: any("numpy" in file.path for file in process.memory_maps()),
+        # Two seconds into their imports; the run itself begins after many more.
+        "starting ranks": lambda: sum(child.cpu_times().user > 2 for child in process.children()) == 2,
+    }
+    while not seen[amid]() and run.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    ranks = process.children()
+    run.send_signal(signal.SIGINT)
+    out, told = run.communicate(timeout=60)
+    assert (run.returncode, out, told) == (130, "", "train.py: interrupted\n")
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ def settings(folder, out, *more):
         "data.path": folder / "ragged.jsonl",
         "data.eval_path": "null",
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
+        "data.cache": folder / "cache",
         "data.pack_tokens": 192,
         "train.steps": NUM_STEPS,
         "train.packs_per_step": 4,
@@ -230,8 +231,10 @@ def test_a_signal_to_one_rank_finishes_the_step_saves_and_ends_well(unbroken, ra
     at = len(metrics(out))
     assert 2 <= at < NUM_STEPS and newest(out) == at
     assert f"hsap: {number.name}: stopped after step {at}, which is saved; resume=true out={out} goes on" in told
-    train(folder, out.name, 2, "+topology=2x1", "resume=true")
-    assert metrics(out) == steps
+    assert told.count("the trained model isn't kept: train.save_every=N") == 1
+    told = train(folder, out.name, 2, "+topology=2x1", "resume=true", "train.save_every=0")
+    assert metrics(out) == steps and newest(out) == NUM_STEPS, "a resumed run keeps its end"
+    assert "isn't kept" not in told
 
 
 @pytest.mark.parametrize("launcher", ["train.py", "torchrun"])

@@ -78,7 +78,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Preference:
+class SharedQuestion:
     """A question, which is all turns before the answer, and several answers to it, the best first.
 
     answers: for each its turns, of which the first is the assistant's. unread: as in `Conversation`.

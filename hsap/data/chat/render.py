@@ -18,6 +18,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hsap.data.chat.marks import CLOSE, OPEN
+from hsap.ir.check import one_line
 
 
 class Refusal(Exception):
@@ -37,7 +38,7 @@ class Renderer:
 
     def __init__(self, source: str, name: str, special: Mapping[str, str], day: datetime.date) -> None:
         self.source, self.name, self.special = source, name, dict(special)
-        self._day = datetime.datetime(day.year, day.month, day.day)
+        self.day = datetime.datetime(day.year, day.month, day.day)
         try:
             self._open, self._marked = (self._environment(marked).from_string(source) for marked in (False, True))
             tree = self._environment(False).parse(source)
@@ -59,6 +60,8 @@ class Renderer:
             return template.render(
                 messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt, **self.special
             )
+        except _Said as error:
+            raise Refusal(f"the chat template refuses it: {one_line(error.message)}") from error
         except Exception as error:  # a template may fail in any way that an expression can
             raise Refusal("the chat template refuses it", f"{type(error).__name__}: {error}") from error
 
@@ -67,7 +70,7 @@ class Renderer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = self._day.strftime
+        environment.globals["strftime_now"] = self.day.strftime
         return environment
 
 
@@ -102,5 +105,9 @@ def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _raise(message: str):
-    raise TemplateError(message)
+class _Said(TemplateError):
+    """What a template says by raise_exception, mostly the same words for the same fault."""
+
+
+def _raise(message: object):
+    raise _Said(str(message))

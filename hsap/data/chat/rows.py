@@ -19,7 +19,7 @@ from typing import Any
 
 from hsap.data.chat.conversation import (
     Conversation,
-    Preference,
+    SharedQuestion,
     Turn,
     in_order,
     is_empty,
@@ -78,7 +78,7 @@ class ChatFields:
 FIELD_NAMES = tuple(field.name for field in fields(ChatFields) if field.name not in ("tree", "answers"))
 
 
-Chat = Conversation | Preference
+Chat = Conversation | SharedQuestion
 
 
 def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
@@ -105,7 +105,7 @@ def _read(row: Mapping, where: str, fields: ChatFields) -> tuple[tuple[Chat, ...
     asked = ("messages",) if messages is not None else ("instruction", "input", "history")
     if answers is not None:
         given = ("chosen", "rejected") if fields.of(row, "rejected") is not None else ("several",)
-        return (_preference(row, answers, where, fields),), (*given, *asked, "system", "tools")
+        return (_shared_question(row, answers, where, fields),), (*given, *asked, "system", "tools")
     if is_tree(row, messages):
         paths = read_tree(row, messages, where, best=fields.tree == "best")
         tools = _tools(row, where, fields)
@@ -125,7 +125,7 @@ def _read(row: Mapping, where: str, fields: ChatFields) -> tuple[tuple[Chat, ...
 
 def _unread(row: Mapping, chats: Sequence[Chat], fields: ChatFields, used: tuple[str, ...]) -> tuple[str, ...]:
     """Name the fields of chats in a row that its chats were not read from and that say something else."""
-    told = [one for chat in chats for one in (chat.conversations if isinstance(chat, Preference) else (chat,))]
+    told = [one for chat in chats for one in (chat.conversations if isinstance(chat, SharedQuestion) else (chat,))]
     said = {turn.content.strip() for one in told for turn in one.turns}
     unread = []
     for field in FIELD_NAMES:
@@ -226,7 +226,7 @@ def _answers(row: Mapping, fields: ChatFields) -> list | None:
     return list(several) if asked and isinstance(several, Sequence) and not isinstance(several, str) else None
 
 
-def _preference(row: Mapping, given: list, where: str, fields: ChatFields) -> Preference | Conversation:
+def _shared_question(row: Mapping, given: list, where: str, fields: ChatFields) -> SharedQuestion | Conversation:
     """Read a question and its answers."""
     answers = [_said(answer, "assistant", where) for answer in given]
     if not answers:
@@ -254,4 +254,4 @@ def _preference(row: Mapping, given: list, where: str, fields: ChatFields) -> Pr
         raise Rejected(where, "turns are missing or out of order", "an answer doesn't begin with the assistant")
     if len(answers) == 1 or fields.answers == "best":
         return Conversation(question + answers[0], tools)
-    return Preference(question, answers, tools)
+    return SharedQuestion(question, answers, tools)

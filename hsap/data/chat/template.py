@@ -15,13 +15,13 @@ import datetime
 import itertools
 import json
 from bisect import bisect_left
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hsap.data.chat import preference
-from hsap.data.chat.conversation import SURROGATE, Conversation, Preference, Turn
+from hsap.data.chat import shared_question
+from hsap.data.chat.conversation import SURROGATE, Conversation, SharedQuestion, Turn
+from hsap.data.chat.encoded import Encoded
 from hsap.data.chat.render import Refusal, Renderer
 from hsap.data.chat.spans import Control, Controls, Rendered, Span, render
 from hsap.data.document import Rejected, Sample
@@ -36,18 +36,6 @@ _FOLDER = Path(__file__).parent / "templates"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """A conversation in tokens: int32 [num_tokens], and which are trained: bool [num_tokens].
-
-    begins: for each assistant's turn, by its index, the first token of what the assistant says.
-    """
-
-    tokens: np.ndarray
-    trained: np.ndarray
-    begins: dict[int, int]
-
-
 class Template:
     """A chat template with the tokenizer that it is for; made by `load_template`. loss: one of `LOSSES`."""
 
@@ -57,11 +45,11 @@ class Template:
         # What is unknown to the tokenizer gets <unk>, from text too.
         self._never = {token.id for token in tokenizer.control_tokens.values()} - {tokenizer.unk_id}
 
-    def sample(self, id: str, chat: Conversation | Preference, where: str) -> Sample:
+    def sample(self, id: str, chat: Conversation | SharedQuestion, where: str) -> Sample:
         """Give the sample of a conversation, or of a question with several answers; `Rejected`: why there is none."""
-        if isinstance(chat, Preference):
+        if isinstance(chat, SharedQuestion):
             encoded = [self.encode(one, where) for one in chat.conversations]
-            return preference.sample(id, encoded, len(chat.question), where)
+            return shared_question.sample(id, encoded, len(chat.question), where)
         encoded = self.encode(chat, where)
         if not encoded.trained[1:].any():
             raise Rejected(where, "nothing in it is trained", f"data.loss is {self.loss}")

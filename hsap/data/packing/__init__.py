@@ -8,15 +8,14 @@ one and the first of the next. Each policy is a file: `concat`, `best_fit`, `bal
 """
 
 from hsap.data.packing.deal import check_dealing, deal, deal_all, deal_by_weight
+from hsap.data.packing.long import LongDocuments, count_long
 from hsap.data.packing.packs import Pack, Packs, Piece, Pieces, StepPacks, pack_weight
 from hsap.data.packing.settings import (
     LONG_DOCUMENTS,
     MAX_DELAY_STEPS,
     POLICIES,
     WINDOW,
-    LongDocuments,
     Packing,
-    count_long,
 )
 from hsap.data.packing.stream import MAX_SOUGHT_EPOCHS, PackStream, epoch_packs
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hsap.data.packing.long import cut
 from hsap.data.packing.packs import Packs, Pieces
-from hsap.data.packing.settings import cut
 from hsap.loops import loop
 
 FILL = 0.97

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hsap.data.packing.long import cut
 from hsap.data.packing.packs import Packs, Pieces
-from hsap.data.packing.settings import cut
 from hsap.loops import inner, loop
 
 FILL = 0.9995
@@ -97,7 +97,7 @@ def _fill(tokens, pack_tokens, seed):
                     _add(counts, size, -1)
                     left -= 1
                     room -= size
-            random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+            random = _following(random)
             first, second = _next(counts, room, pack_tokens // NEXT_TO_NONE, random)
         packs += 1
     return pack, packs
@@ -114,7 +114,7 @@ def _next(counts, room, enough, random):
         return longest, 0
     drawn = 0
     for _ in range(TRIES):
-        random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        random = _following(random)
         one = _ranked(counts, np.int64((random >> np.uint64(33)) % np.uint64(fitting)))
         drawn = drawn or one
         if 2 * longest < room - enough:
@@ -126,6 +126,12 @@ def _next(counts, room, enough, random):
         if other and room - one - other <= enough:
             return one, other
     return drawn, 0
+
+
+@inner
+def _following(random):
+    """The next state of a linear congruential generator (Knuth's MMIX), whose high bits are used."""
+    return random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
 
 
 @inner

@@ -9,8 +9,9 @@ from dataclasses import asdict
 
 import numpy as np
 
+from hsap.data.packing.long import count_long
 from hsap.data.packing.packs import Pack, StepPacks
-from hsap.data.packing.settings import Packing, count_long
+from hsap.data.packing.settings import Packing
 from hsap.data.packing.windows import Place, Windows
 from hsap.ir.check import Refused, instance, shown, whole
 from hsap.ir.slice import UNBOUNDED

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hsap.data.packing.long import judge
 from hsap.data.packing.packs import NO_PIECES, Packs, Pieces
-from hsap.data.packing.settings import Packing, judge
+from hsap.data.packing.settings import Packing
 
 
 class Place(NamedTuple):
@@ -74,7 +75,8 @@ class Windows:
     def _packed(self, place: Place, rows: _Rows) -> Window:
         num_rows = self._num_rows(place.epoch, rows) - place.first
         size = min(self._size(place.stage), num_rows)
-        pack = getattr(self, f"_{self.packing.policy}")
+        policies = {"concat": self._concat, "best_fit": self._best_fit, "balanced": self._balanced}
+        pack = policies[self.packing.policy]
         while True:
             pieces = self._pieces(place.epoch, rows, place.first, place.first + size, place.offset)
             window, fitting = pack(place, pieces, size == num_rows)

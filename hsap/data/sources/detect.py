@@ -27,6 +27,8 @@ READERS: dict[str, Reader] = {
 }
 """The formats by the names that data.format takes."""
 FORMATS = tuple(READERS)
+PREPARED = "prepared.json"
+"""The index of data that is tokenised already, which isn't read as a source (`hsap.data.prepared`)."""
 SUFFIXES = {
     "json": (
         ".jsonl",
@@ -128,6 +130,11 @@ def _is_mds(index: Path) -> bool:
 
 def _folder(folder: Path) -> tuple[str, list[Path]]:
     """Tell a folder's format."""
+    if (folder / PREPARED).is_file():
+        raise ValueError(
+            f"{folder} is a folder that `hsap prepare` made; it can be data.path alone, but not mixed with others "
+            f"nor prepared again: prepare the mixture itself"
+        )
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return "arrow", columns.saved_files(folder)
     if (folder / "index.json").is_file() and _is_mds(folder / "index.json"):
@@ -138,7 +145,8 @@ def _folder(folder: Path) -> tuple[str, list[Path]]:
     if len(found) > 1:
         examples = ", ".join(f"{files[0].name} ({format})" for format, files in found.items())
         raise ValueError(
-            f"the data set directory {folder} holds several formats: {examples}; {_SETTING}, or to one file"
+            f"the data set directory {folder} holds several formats: {examples}; a folder is read as one: "
+            f"{_SETTING}, or data.path to one file"
         )
     if found:
         return next(iter(found.items()))
@@ -161,7 +169,9 @@ def _loose_folder(folder: Path) -> tuple[str, list[Path]]:
         return "source_trees", _folders(folder)
     jsons = _listed(folder, (".json",))
     if jsons and next(_below(folder, _PLAIN_TEXTS), None) is not None:
-        raise ValueError(f"the data set directory {folder} holds text and {jsons[0].name}; {_SETTING}, or to one file")
+        raise ValueError(
+            f"the data set directory {folder} holds text and {jsons[0].name}; {_SETTING}, or data.path to one file"
+        )
     if jsons:
         return "json", jsons
     texts = _texts(folder)
@@ -169,9 +179,9 @@ def _loose_folder(folder: Path) -> tuple[str, list[Path]]:
         return "text", texts
     suffixes = [suffix for of_format in SUFFIXES.values() for suffix in of_format]
     raise ValueError(
-        f"the data set directory {folder} is empty: no file ends in {', '.join((*suffixes, *text.TEXT_SUFFIXES))}; set "
-        f"data.path (or data.eval_path) to a directory with such files, or to one file of any name; a folder of source "
-        f"code is read with data.format=source_tree"
+        f"the data set directory {folder} holds no file that ends in {', '.join((*suffixes, *text.TEXT_SUFFIXES))}; "
+        f"set data.path (or data.eval_path) to a directory with such files, or to one file of any name; a folder of "
+        f"source code is read with data.format=source_tree"
     )
 
 
@@ -192,7 +202,7 @@ def _files_as(folder: Path, format: str) -> list[Path]:
     if not files:
         wanted = {"source_trees": "a folder", "mds": "index.json", "text": ", ".join(_TEXTS)}
         raise ValueError(
-            f"the data set directory {folder} is empty as {format}: it has no "
+            f"the data set directory {folder} holds no data of {format}: it has no "
             f"{wanted.get(format) or 'file that ends in ' + ', '.join(SUFFIXES[format])}; set data.path to what has"
         )
     return files

@@ -74,6 +74,11 @@ class Mixture:
         self._rejected, self._parts, self._again = Tally(), [], False
 
     @property
+    def again(self) -> bool:
+        """Whether the document given last had been given before, in an earlier round of its source."""
+        return self._again
+
+    @property
     def tally(self) -> Tally:
         """What the last walk gave and left out, over all sources; of restarted ones once, as in their first round."""
         walked = {part.name: part.tally for part in self._parts if part.tally is not None}
@@ -81,7 +86,7 @@ class Mixture:
 
     def reject(self, where: str, reason: str) -> None:
         """Count the document that was given last and that who took it leaves out."""
-        if not self._again:
+        if not self.again:
             self._rejected.num_documents -= 1
             self._rejected.reject(where, reason)
 

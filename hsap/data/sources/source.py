@@ -109,6 +109,7 @@ class Tally:
 
     @property
     def num_empty(self) -> int:
+        """How many were left out because they had neither text nor tokens."""
         return self.counts.get(EMPTY, 0)
 
     @property
@@ -158,11 +159,6 @@ class Source:
         self.tally = Tally()
         self._reader = reader
 
-    @property
-    def num_empty(self) -> int:
-        """Documents without text or tokens, which the last walk left out."""
-        return self.tally.num_empty
-
     def reject(self, where: str, reason: str) -> None:
         """Count a document that was given and that who took it leaves out."""
         self.tally.num_documents -= 1
@@ -198,10 +194,15 @@ class Source:
     def _nothing(self) -> str:
         tally = self.tally
         left_out = f", {tally.told()}" if tally.num_rejected else ""
+        do = (
+            "mend what is left out, or point data.path (or data.eval_path) at other data"
+            if tally.num_rejected
+            else f"point data.path (or data.eval_path) at data with a field {self.reading.fields.text!r}, with tokens "
+            f"or with chats"
+        )
         return (
-            f"the data set {self.path} holds no document: {len(self.files)} file(s) read, {self.num_empty} document(s) "
-            f"without text (read as {self.format}){left_out}; point data.path (or data.eval_path) at data with a "
-            f"field {self.reading.fields.text!r}, with tokens or with chats"
+            f"the data set {self.path} holds no document: {len(self.files)} file(s) read, {tally.num_empty} "
+            f"document(s) without text (read as {self.format}){left_out}; {do}"
         )
 
 

@@ -14,7 +14,7 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 MAX_FILE_BYTES = 1 << 20
 """The longest file of a source tree that is taken: longer ones are data or generated."""
 HISTORIES = (".git", ".hg", ".svn", ".jj")
-_LEFT_OUT = (*HISTORIES, "__pycache__", "node_modules", ".venv", ".tox", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+LEFT_OUT = (*HISTORIES, "__pycache__", "node_modules", ".venv", ".tox", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 _HEADER = "==> {} <==\n"
 
 
@@ -65,8 +65,8 @@ def _walk(folder: Path, tally: Tally) -> Iterator[Path]:
 
     paths = []
     for root, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]
-        paths += [Path(root, name) for name in names if name not in _LEFT_OUT]
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        paths += [Path(root, name) for name in names if name not in LEFT_OUT]
     for path in sorted(paths, key=lambda path: path.relative_to(folder).as_posix()):
         if path.is_symlink() or not path.is_file():
             tally.reject(str(path), "a link or no regular file")

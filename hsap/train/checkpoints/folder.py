@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from hsap.ir.check import Refused, instance, one_line, shown, whole
 from hsap.tensorfile import Written
 from hsap.train.config import TrainConfig
 
 LATEST, STATE = "latest", "hsap.json"
 """The file that names the newest checkpoint, and the one in a checkpoint that says what it is."""
 _NEEDED = ("step", "cursor", "topology", "identity", "adam_steps", "files", "sha256")
+_NAME, _FILE = re.compile(r"step(0|[1-9][0-9]*)"), re.compile(r"rank(0|[1-9][0-9]*)\.safetensors")
+"""Of a checkpoint and of its files; no name that a file gives leads elsewhere."""
 _CHUNK = 1 << 22
 
 
@@ -72,8 +76,10 @@ def read_state(config: TrainConfig) -> dict:
     home = folder(config)
     if not (home / LATEST).is_file():
         raise ValueError(f"resume=true: {home} has no checkpoint; set out= to the run's directory, or resume=false")
-    tag = (home / LATEST).read_text(encoding="utf-8").strip()
+    tag = _latest(home)
     try:
+        if not _NAME.fullmatch(tag):
+            raise ValueError("a checkpoint is named stepN and lies beside that file")
         state = read_checkpoint(home / tag)
     except (OSError, ValueError) as error:
         raise refusal(home, tag, str(error)) from error
@@ -101,7 +107,7 @@ def refusal(home: Path, tag: str, problem: str) -> ValueError:
         if good is not None
         else "there is no other good one: copy it anew from where it is whole, or start a new run with another out="
     )
-    return ValueError(f"resume=true: {home / LATEST} names {tag}, which can't be used: {problem}; {way}")
+    return ValueError(f"resume=true: {home / LATEST} names {one_line(tag)}, which can't be used: {problem}; {way}")
 
 
 def damage(checkpoint: Path, state: dict, names: Iterable[str]) -> str | None:
@@ -122,11 +128,15 @@ def damage(checkpoint: Path, state: dict, names: Iterable[str]) -> str | None:
 def check_identity(state: dict, identity: dict) -> None:
     """Compare settings that a resumed run must share, all or some of them; ValueError says what differs."""
     was = state["identity"]
-    differs = [f"{name} was {was.get(name)}, now {now}" for name, now in identity.items() if was.get(name) != now]
+    differs = [
+        f"{name} was {one_line(was.get(name))}, now {one_line(now)}"
+        for name, now in identity.items()
+        if was.get(name) != now
+    ]
     if differs:
         raise ValueError(
-            f"resume=true: the checkpoint of step {state['step']} (topology {state['topology']}) belongs to another "
-            f"run: {'; '.join(differs)}. Data, packing and seed decide which tokens come next, and the model "
+            f"resume=true: the checkpoint of step {state['step']} (topology {one_line(state['topology'])}) belongs to "
+            f"another run: {'; '.join(differs)}. Data, packing and seed decide which tokens come next, and the model "
             "what the checkpoint's numbers mean; set them back, or start a new run with another out="
         )
 
@@ -136,23 +146,56 @@ def refuse_used(config: TrainConfig) -> None:
     latest = folder(config) / LATEST
     if latest.is_file():
         raise ValueError(
-            f"out={config.out} holds the checkpoints of a run ({latest.read_text(encoding='utf-8').strip()}); set "
-            "resume=true to go on with it, or another out="
+            f"out={config.out} holds the checkpoints of a run ({one_line(_latest(folder(config)))}); set "
+            "resume=true to go on with it, or another out=, or remove it"
+        )
+    metrics = Path(config.out) / "metrics.jsonl"
+    # An empty one is of a run that never finished a step.
+    if metrics.is_file() and metrics.stat().st_size:
+        raise ValueError(
+            f"out={config.out} holds the metrics of a run that kept no checkpoint to go on from; set another out=, or "
+            "remove it"
         )
 
 
+def _latest(home: Path) -> str:
+    return (home / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+
+
 def _state(checkpoint: Path) -> dict:
+    """Read what a checkpoint is; ValueError, which names the file, for what no run can have written there."""
     path = checkpoint / STATE
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} can't be read ({error})") from error
     missing = [name for name in _NEEDED if not isinstance(state, dict) or name not in state]
     if missing:
         raise ValueError(f"{path} can't be read (it lacks {', '.join(missing)})")
     if state["sha256"] != _digest({name: value for name, value in state.items() if name != "sha256"}):
         raise ValueError(f"{path} is damaged: it doesn't have the SHA-256 that it says")
+    try:
+        _check_fields(state)
+    except ValueError as error:
+        raise ValueError(f"{path} is no checkpoint of a run: {error}") from error
+    if checkpoint.name != f"step{state['step']}":
+        raise ValueError(f"{path} is of step {state['step']}, whose checkpoint is named step{state['step']}; rename it")
     return state
+
+
+def _check_fields(state: dict) -> None:
+    for name in ("step", "adam_steps"):
+        whole(name, state[name], 0)
+    for name in ("cursor", "identity", "files"):
+        instance(name, state[name], dict, "an object")
+    if state["cursor"].get("step") != state["step"]:
+        raise Refused(f"the data cursor is of step {shown(state['cursor'].get('step'))}, the rest of {state['step']}")
+    for name, file in state["files"].items():
+        if not _FILE.fullmatch(name):
+            raise Refused(f"files has {shown(name)}; a rank's is rankR.safetensors")
+        if set(instance(f"files.{name}", file, dict, "an object")) != {"size", "sha256"}:
+            raise Refused(f"files.{name} has the fields {shown(sorted(file))}; it must have size, sha256")
+        whole(f"files.{name}.size", file["size"], 0)
 
 
 def _missing(checkpoint: Path, state: dict) -> str | None:
@@ -180,7 +223,7 @@ def _digest(content: Mapping[str, object]) -> str:
 
 
 def _steps(home: Path) -> list[int]:
-    return sorted(int(path.name[4:]) for path in home.glob("step*") if path.name[4:].isdigit())
+    return sorted(int(path.name[4:]) for path in home.glob("step*") if _NAME.fullmatch(path.name))
 
 
 def _drop(checkpoint: Path) -> None:

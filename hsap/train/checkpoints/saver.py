@@ -96,6 +96,8 @@ class Saver:
         self.store.wait(keys, _PATIENCE)
         told = [json.loads(self.store.get(name)) for name in keys]
         if errors := [one["error"] for one in told if "error" in one]:
+            # What is half written would hold the room that is wanted.
+            clear_unfinished(self.home)
             return "; ".join(errors)
         for name in keys:
             self.store.delete_key(name)
@@ -103,6 +105,7 @@ class Saver:
             files = {_file(rank): Written(**one) for rank, one in enumerate(told)}
             publish(self.home, step, state, files, self.config.train.keep)
         except OSError as error:
+            clear_unfinished(self.home)
             return str(error)
         return ""
 

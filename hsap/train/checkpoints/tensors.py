@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from hsap.ir.check import one_line
+
+_TYPES = ("F32", "U8")
+_PIECE = re.compile(r"([^:]*):([0-9]{1,18}):(.*)", re.DOTALL)
 
 
 def key(kind: str, name: str, start: int) -> str:
@@ -17,16 +23,31 @@ def key(kind: str, name: str, start: int) -> str:
 
 
 class Pieces:
-    """The pieces of a checkpoint's files, read by parameter and place; files are mapped, not read as a whole."""
+    """The pieces of a checkpoint's files, read by parameter and place; files are mapped, not read as a whole.
+
+    ValueError: a file that isn't safetensors, or holds something else than pieces.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._files = [safe_open(str(path), "pt") for path in paths]
+        self._files = []
         self._pieces: dict[tuple[str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
-        for number, file in enumerate(self._files):
+        for number, path in enumerate(paths):
+            try:
+                file = safe_open(str(path), "pt")
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{path} isn't a safetensors file ({error}); resume from another checkpoint"
+                ) from error
+            self._files.append(file)
             for entry in file.keys():  # noqa: SIM118  (not a mapping)
-                kind, start, name = entry.split(":", 2)
-                numel = file.get_slice(entry).get_shape()[0]
-                self._pieces[kind, name].append((int(start), int(start) + numel, number, entry))
+                piece, part = _PIECE.fullmatch(entry), file.get_slice(entry)
+                if piece is None or len(part.get_shape()) != 1 or part.get_dtype() not in _TYPES:
+                    raise ValueError(
+                        f"{path} holds {one_line(entry)}, {part.get_dtype()} {part.get_shape()}, which is no piece of "
+                        f"a flattened parameter; resume from another checkpoint"
+                    )
+                kind, start, name = piece.groups()
+                self._pieces[kind, name].append((int(start), int(start) + part.get_shape()[0], number, entry))
         for pieces in self._pieces.values():
             pieces.sort()
 

@@ -109,7 +109,7 @@ def measure(case: Case, planner: str, runs: int) -> dict:
     }
     name, options = read_planner(planner)
     try:
-        compile(next(case.problems()), name, **options)  # loads what is compiled
+        _figures(next(case.problems()), name, options, 1)  # loads what is compiled, the verifier's loops too
         plans, figures = zip(*(_figures(problem, name, options, runs) for problem in case.problems()))
     except (ValueError, ImportError) as error:
         return line | {"refused": str(error)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hsap.data.chat.conversation import Preference, Turn
+from hsap.data.chat.conversation import SharedQuestion, Turn
 from hsap.data.chat.rows import ChatFields, chat_of
 from hsap.data.chat.template import load_template
 from hsap.data.document import Rejected
@@ -157,7 +157,7 @@ ANSWERS = {
 @pytest.mark.parametrize("shape", ANSWERS)
 def test_one_question_with_answers_in_every_shape(shape):
     answers = (conversation(("a", "good")).turns, conversation(("a", "bad")).turns)
-    assert read(ANSWERS[shape]) == (Preference(conversation(("u", "q")).turns, answers),)
+    assert read(ANSWERS[shape]) == (SharedQuestion(conversation(("u", "q")).turns, answers),)
     best = ChatFields(answers="best")
     assert read(ANSWERS[shape], best) == (conversation(("u", "q"), ("a", "good")),)
 

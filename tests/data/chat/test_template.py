@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from hsap.data.chat import template as templates
-from hsap.data.chat.conversation import Conversation, Preference, Turn
+from hsap.data.chat.conversation import Conversation, SharedQuestion, Turn
 from hsap.data.chat.render import Renderer
 from hsap.data.chat.template import LOSSES, SHIPPED, Template, load_template
 from hsap.data.document import Document, Rejected
@@ -283,7 +283,7 @@ NO_FORM = [
         [Q, A],
         "the chat template changes words in a way that can't be followed",
     ),
-    ("{{ raise_exception('only one question') }}", [Q, A], "the chat template refuses it"),
+    ("{{ raise_exception('only one question') }}", [Q, A], "the chat template refuses it: only one question"),
     ("{{ messages[0].content }}{{ messages[0].nothing.more }}", [Q, A], "the chat template refuses it"),
     ("{{ ''.__class__.__mro__ }}", [Q, A], "the chat template refuses it"),
     (
@@ -383,9 +383,9 @@ def test_a_question_with_answers_is_one_sample(bytes_tokenizer):
     answers = tuple(conversation(turn).turns for turn in (("a", "yes"), ("a", "<s>no"), ("a", "y", 0.0)))
     for source in (SOURCES["chatml"], UNTAGGED, SOURCES["mistral"]):
         template = template_of(source, bytes_tokenizer)
-        preference = Preference(question, answers)
-        sample = template.sample("p", preference, "d:1")
-        encoded = [template.encode(one, "d:1") for one in preference.conversations]
+        shared = SharedQuestion(question, answers)
+        sample = template.sample("p", shared, "d:1")
+        encoded = [template.encode(one, "d:1") for one in shared.conversations]
         ends = [*sample.answers[1:], len(sample.tokens)]
         for one, start, stop in zip(encoded, sample.answers, ends, strict=True):
             tokens = np.concatenate([sample.tokens[: sample.answers[0]], sample.tokens[start:stop]])

@@ -399,7 +399,11 @@ TABLE = {
     ),
     "data deeper in a folder": ({"README.md": b"", "data/a.parquet": ROWS}, {}, "has data deeper, like .*a.parquet"),
     "an unknown format": ({"a.jsonl": b""}, {"format": "tfrecord"}, "data.format='tfrecord': there is no such format"),
-    "a format that isn't there": ({"a.jsonl": b"{}", "b": b""}, {"format": "parquet"}, "is empty as parquet"),
+    "a format that isn't there": (
+        {"a.jsonl": b"{}", "b": b""},
+        {"format": "parquet"},
+        "holds no data of parquet: it has no file that ends in .parquet",
+    ),
     "both borders": ({"d.bin": b"\1\0"}, {"end_id": 1, "begin_id": 1}, "a border is one or the other"),
     "an unknown dtype": ({"d.npy": b"\1\0"}, {"token_dtype": "object"}, "there is no dtype of tokens 'object'"),
 }
@@ -445,7 +449,7 @@ def test_documents_of_no_tokens_are_counted(tmp_path, name):
         (tmp_path / file).write_bytes(content)
     source = sources.open(tmp_path)
     documents = list(source)
-    assert (source.num_empty, source.tally.num_documents) == (num_empty, len(documents))
+    assert (source.tally.num_empty, source.tally.num_documents) == (num_empty, len(documents))
     assert f"{num_empty} for {EMPTY} (" in source.tally.told()
 
 

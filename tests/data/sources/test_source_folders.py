@@ -156,4 +156,4 @@ def test_readers_of_any_number_share_files_of_any_size(tmp_path, form):
             assert "holds no document" in str(error)
             places = []
         assert sorted(place for part in parts for place in part) == sorted(places)
-        assert sum(source.num_empty for source in dealt) == whole.num_empty
+        assert sum(source.tally.num_empty for source in dealt) == whole.tally.num_empty

@@ -160,7 +160,7 @@ def test_megatron_s_dtypes_and_documents_of_several_sequences(tmp_path, code):
         == [[1, 2], [3, 100, 5], [6]]
         == independent_megatron(stem)[:1] + (independent_megatron(stem)[2:])
     )
-    assert source.num_empty == 1
+    assert source.tally.num_empty == 1
     assert all(d.tokens.dtype == np.int64 for d in source)
 
 
@@ -243,7 +243,7 @@ def test_text_folders(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     source = sources.open(tmp_path)
     assert [(d.id, d.text) for d in source] == [("a.txt", "first"), ("b.txt", "second\n"), ("deep/c.md", "third")]
-    assert (source.format, source.num_empty) == ("text", 1)
+    assert (source.format, source.tally.num_empty) == ("text", 1)
 
 
 @pytest.fixture

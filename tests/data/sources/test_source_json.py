@@ -43,7 +43,7 @@ def test_empty_documents_are_counted_anew_on_every_walk(tmp_path):
     source = sources.open(write(tmp_path / "d.jsonl", b'{"text": ""}\n' + GOOD + b'{"input_ids": []}\n'))
     for _ in range(2):
         assert len(list(source)) == 1
-        assert source.num_empty == 2
+        assert source.tally.num_empty == 2
 
 
 def test_text_wins_over_tokens_unless_only_tokens_are_wanted(tmp_path):
@@ -136,7 +136,7 @@ def test_a_data_set_without_documents_is_refused(tmp_path, content):
 
 
 def test_an_empty_directory_and_a_missing_path_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"is empty.*data\.path"):
+    with pytest.raises(ValueError, match=r"holds no file that ends in .jsonl.*data\.path"):
         sources.open(tmp_path)
     with pytest.raises(ValueError, match=r"doesn't exist; set data\.path"):
         sources.open(tmp_path / "nothing.jsonl")

@@ -1,4 +1,4 @@
-"""Preference: one question with several answers as one sample, in which the question is stored and computed once.
+"""Shared question: one question with several answers as one sample, in which it is stored and computed once.
 
 The sample is the question without its last token, then each answer behind that token: q0 … qm-2 | qm-1 a0 a1 … |
 qm-1 b0 b1 … . Every answer's positions begin at m - 1 and it sees the question and itself, so that its tokens are
@@ -9,14 +9,11 @@ the language model's loss; that one is better than another is for losses that co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hsap.data.chat.encoded import Encoded
 from hsap.data.document import Rejected, Sample
-
-if TYPE_CHECKING:
-    from hsap.data.chat.template import Encoded
 
 
 def sample(id: str, encoded: Sequence[Encoded], turn: int, where: str) -> Sample:

@@ -32,7 +32,7 @@ def test_ranks_are_gone_when_the_bench_is(how, tmp_path):
     code = (
         # A shell's background jobs ignore an interrupt, and so would what they start.
         "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from hsap.calibrate.processes import run_ranks\nfrom tests.calibrate.test_processes import forever\n"
+        "from hsap.calibrate.processes import run_ranks\nfrom tests.calibrate.test_calibrate_processes import forever\n"
         "run_ranks(1, forever)"
     )
     where = {"cwd": REPOSITORY, "env": {**os.environ, "TMPDIR": str(tmp_path)}}

@@ -1,0 +1,55 @@
+"""Extent: which files a source reads, and a fingerprint of them that is taken without reading any."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hsap.data.sources.mixture import Mixture
+from hsap.data.sources.several import DataSet, Several
+from hsap.data.sources.text import LEFT_OUT
+
+_BESIDE = {"megatron": (".bin",), "datatrove": (".index", ".loss")}
+"""Files that belong to those that are listed; Megatron's has the index's name with another suffix."""
+
+
+def fingerprint(source: DataSet) -> dict:
+    """Describe the files of a source: how many, their bytes, and sha256 over names, sizes and times of change."""
+    digest, count, num_bytes = hashlib.sha256(), 0, 0
+    for name, size, changed in _stated(source):
+        digest.update(f"{name}\0{size}\0{changed}\n".encode("utf-8", "surrogateescape"))
+        count, num_bytes = count + 1, num_bytes + size
+    return {"files": count, "bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+def _stated(source: DataSet) -> Iterator[tuple[str, int, int]]:
+    if isinstance(source, Mixture | Several):
+        for part in source.sources.values():
+            yield from _stated(part)
+        return
+    for file in source.files:
+        if not isinstance(file, Path):  # an object of Hugging Face's library
+            yield str(getattr(file, "_fingerprint", "")), len(file) if hasattr(file, "__len__") else 0, 0
+            continue
+        for path in _files(file, source.format):
+            # Of a tree links are left out, and may lead nowhere.
+            found = path.stat() if path.exists() else path.lstat()
+            yield path.name, found.st_size, found.st_mtime_ns
+
+
+def _files(file: Path, format: str) -> Iterator[Path]:
+    """Walk the files that one entry of a source stands for."""
+    if format == "mds":
+        file = file.parent
+    if file.is_dir():
+        for root, folders, names in os.walk(file):
+            folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+            yield from (Path(root, name) for name in sorted(names) if name not in LEFT_OUT)
+        return
+    yield file
+    for suffix in _BESIDE.get(format, ()):
+        beside = file.with_suffix(suffix) if format == "megatron" else file.with_name(file.name + suffix)
+        if beside.is_file():
+            yield beside

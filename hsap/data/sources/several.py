@@ -1,0 +1,41 @@
+"""Several: sources one after the other, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from hsap.data.document import Document
+from hsap.data.sources.mixture import Mixture
+from hsap.data.sources.source import Source, Tally
+
+
+class Several:
+    """Documents of several sources in their order; a source itself, which can be walked again.
+
+    sources: by name; a document's id is its source's name and its own id. Errors (ValueError): what the sources refuse.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self.sources = dict(sources)
+        self._rejected = Tally()
+
+    @property
+    def tally(self) -> Tally:
+        """What the last walk gave and left out, over all sources."""
+        return Tally.of([self._rejected, *(source.tally for source in self.sources.values())])
+
+    def reject(self, where: str, reason: str) -> None:
+        """Count a document that was given and that who took it leaves out."""
+        self._rejected.num_documents -= 1
+        self._rejected.reject(where, reason)
+
+    def __iter__(self) -> Iterator[Document]:
+        self._rejected = Tally()
+        for name, source in self.sources.items():
+            for document in source:
+                yield replace(document, id=f"{name}/{document.id}")
+
+
+DataSet = Source | Mixture | Several
+"""What a data set may be: all of these are walked alike, and count what they leave out."""

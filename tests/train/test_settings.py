@@ -1,0 +1,43 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from hsap.train.settings import keep, write_down
+from tests.parity import REPOSITORY
+from tests.train.test_config import values
+
+CONFIGS = REPOSITORY / "configs"
+ARGUMENTS = ["++planner.name=zigzag", "++optim.lr=1.0e-5", "++planner.window=3"]
+
+
+def test_what_is_written_down_is_what_hydra_reads_again(tmp_path):
+    first = values(*ARGUMENTS)
+    keep(tmp_path, write_down(first, {"topology": "2x1", "out": "here"}, ARGUMENTS, CONFIGS))
+    command = [sys.executable, str(REPOSITORY / "train.py"), f"--config-path={tmp_path}", "--config-name=config"]
+    again = subprocess.run(
+        [*command, "train.steps=7", "planner=ring", "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    read = yaml.safe_load(again.stdout)
+    planner = {**first["planner"], "name": "ring"}
+    assert read == first | {
+        "topology": "2x1",
+        "out": "here",
+        "planner": planner,
+        "train": first["train"] | {"steps": 7},
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"], "Hydra makes no folder of its own"
+
+
+def test_the_command_stands_at_the_head():
+    head = write_down(values(), {}, ["++topology=2x1", "++data.path=line one\nline two"], CONFIGS).splitlines()
+    assert head[1:3] == ["# train.py ++topology=2x1 '++data.path=line one", "# line two'"]
+
+
+def test_earlier_legs_keep_theirs(tmp_path):
+    for text in ("a", "b", "b", "c"):
+        keep(tmp_path / "out", text)
+    found = {path.name: path.read_text() for path in Path(tmp_path / "out").iterdir()}
+    assert found == {"config.yaml": "c", "config.2.yaml": "b", "config.1.yaml": "a"}
