@@ -188,7 +188,6 @@ if __name__ == "__main__":
 
 
 def start(folder, slow):
-    (folder / "command.py").write_text(COMMAND)
     arguments = [sys.executable, folder / "command.py", folder / "rows.jsonl", TOKENIZER, folder, str(slow)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -197,6 +196,8 @@ def start(folder, slow):
 @pytest.mark.slow
 def test_one_process_prepares_and_where_it_is_killed_another_goes_on(tmp_path):
     data = settings(tmp_path)
+    # Once: one that starts must not find it half written by the next one's start.
+    (tmp_path / "command.py").write_text(COMMAND)
     running = {one.pid: one for one in (start(tmp_path, 0.3) for _ in range(3))}
     who, until = tmp_path / "who", time.monotonic() + LIMIT_S
     while not (who.exists() and len(who.read_text().split()) >= 4) and time.monotonic() < until:

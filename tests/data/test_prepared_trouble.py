@@ -132,7 +132,7 @@ def test_a_terminal_without_these_characters_is_no_fault(data, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert main(["data", data.path, "--tokenizer", TOKENIZER, "--packs", "1"]) == 0
-    assert rb"\u27e6whale 0</s>\u27e7" in written.getvalue()
+    assert rb"\u27e6whale 0\u2039</s>\u203a\u27e7" in written.getvalue()
 
 
 COMMAND = (
