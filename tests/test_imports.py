@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "ir": set(),
     "loops": set(),
     "keys": set(),
+    "files": set(),
     "children": set(),
     "compiler": {"ir", "loops"},
     "planners": {"ir", "loops"},
@@ -22,16 +23,16 @@ MAY_IMPORT = {
     "clusters": {"ir"},
     "api": {"ir", "clusters", "compiler", "planners", "sim"},
     "models": {"ir", "keys"},
-    "data": {"ir", "keys", "loops"},
+    "data": {"ir", "keys", "files", "loops"},
     "view": {"ir", "sim", "verify"},
     "calibrate": {"children", "ir", "clusters", "sim", "runtime"},
     "papers": {"ir", "api", "compiler", "planners", "sim", "models", "tune"},
     "tune": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
-        "data",
+        *("data", "files"),
     },
-    "train": {"ir", "keys", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
+    "train": {"ir", "keys", "files", "clusters", "api", "planners", "verify", "runtime", "models", "data"},
 }
 """Which rooms of the package each room may import from; `planners` and `compiler` know nothing of each other."""
 

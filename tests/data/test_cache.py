@@ -117,7 +117,7 @@ def test_a_disk_that_is_full_or_read_only_is_told(tmp_path, monkeypatch, number)
     def write(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("hsap.data.prepared.shards._write", write)
+    monkeypatch.setattr("hsap.files.write", write)
     with pytest.raises(ValueError, match=r"data\.eval_path can't be kept in data\.cache=.*; make room, set") as error:
         prepared.cached(data, data.path, name="data.eval_path")
     assert os.strerror(number) in str(error.value) and "\n" not in str(error.value)

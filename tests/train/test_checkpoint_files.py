@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hsap import files
+from hsap.files import Written
 from hsap.train.checkpoints import folder as module
-from hsap.train.checkpoints import tensors as tensors_module
 from hsap.train.checkpoints.folder import STATE, clear_unfinished, damage, publish, read_state, unfinished
 from hsap.train.checkpoints.tensors import Pieces, key, write_tensors
 
@@ -86,7 +87,7 @@ def crash_at(monkeypatch, call):
     for name in ("fsync", "rename", "replace"):
         monkeypatch.setattr(os, name, counted(getattr(os, name), name))
     monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree, "rmtree"))
-    for place in (module, tensors_module):
+    for place in (module, files):
         monkeypatch.setattr(place, "open", counted(open, "open"), raising=False)
     return done
 
@@ -191,7 +192,7 @@ def test_a_checkpoint_whose_files_other_nodes_do_not_see_is_not_made(tmp_path):
     home = tmp_path / "checkpoints"
     save(home, 2)
     unfinished(home, 4).mkdir()
-    written = {"rank1.safetensors": tensors_module.Written(10, "0")}
+    written = {"rank1.safetensors": Written(10, "0")}
     with pytest.raises(FileNotFoundError, match="must lie where all nodes see the same files"):
         publish(home, 4, {}, written, 2)
     assert whole(home) == 2

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hsap.data.config import DataConfig
+from hsap.data.config import READING, DataConfig
 from hsap.data.document import Document
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.prepared.checking import check
@@ -35,13 +35,6 @@ BLOCK_CHARACTERS = 1 << 18
 BLOCK_DOCUMENTS = 1 << 10
 _TOKEN_CHARACTERS, _CHAT_CHARACTERS = 4, 4096
 """What a token of a tokenised document and a chat count as, in characters."""
-READING = (
-    *("format", "text_field", "tokens_field", "labels_field", "id_field", "token_dtype", "end_id", "begin_id"),
-    *("exhausted", "add_bos", "add_eos", "bos", "eos", "chat_template", "chat_date", "chat_fields", "loss", "answers"),
-    "trees",
-)
-"""The data settings, beside path and tokenizer, that say what tokens a data set becomes."""
-
 Progress = Callable[[int, int], None]
 """Told how many documents and tokens there are by now."""
 
@@ -58,7 +51,8 @@ def prepare(
 
     seed: of the order of a mixture. Done is done: for a folder that this command has finished nothing is read but its
     index. Errors (ValueError): what the source refuses; no document that can be trained on; a folder that holds other
-    things; files or settings that aren't those that the folder was begun with.
+    things; files or settings that aren't those that the folder was begun with. OSError: the folder can't be written; it
+    names the file, and what is whole stays.
     """
     workers, out = whole("--workers", workers, 1, 1 << 10), Path(out)
     tokenizer = open_tokenizer(data)

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hsap.files import Written
 from hsap.train.checkpoints import sharding
 from hsap.train.checkpoints.folder import clear_unfinished, damage, folder, publish, refusal, unfinished
-from hsap.train.checkpoints.tensors import Pieces, Written, key, write_tensors
+from hsap.train.checkpoints.tensors import Pieces, key, write_tensors
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine
 

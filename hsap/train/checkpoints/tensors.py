@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hsap.files import Written, write
 from hsap.ir.check import one_line
 
 _DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 _PIECE = re.compile(r"([^:]*):([0-9]{1,18}):(.*)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A file as it was written. size: bytes. sha256: hexadecimal."""
-
-    size: int
-    sha256: str
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
@@ -41,14 +32,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
-            digest.update(part)
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    return Written(8 + len(text) + offset, digest.hexdigest())
+    return write(path, chain((len(text).to_bytes(8, "little"), text), map(_bytes, tensors.values())))
 
 
 def _bytes(tensor: Tensor) -> memoryview:
