@@ -89,6 +89,16 @@ def test_changed_files_lead_to_another_folder_and_packing_doesn_t(tmp_path):
     assert prepared.find_cached(data, str(tmp_path / "elsewhere/rows.jsonl")) is None
 
 
+def test_a_file_that_moves_within_a_tree_leads_to_another_folder(tmp_path):
+    for name in ("a/1.py", "a/2.py", "b/3.py"):
+        (tmp_path / "trees" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trees" / name).write_text("x = 1\n")
+    data = settings(tmp_path, path=str(tmp_path / "trees"), format="source_trees")
+    prepared.cached(data, data.path)
+    (tmp_path / "trees/a/2.py").rename(tmp_path / "trees/b/2.py")
+    same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
 def test_of_a_mixture_the_seed_and_the_order_of_its_data_sets_count(tmp_path):
     data = settings(tmp_path)
     other = str(tmp_path / "other.jsonl")
