@@ -40,15 +40,16 @@ def _stated(source: DataSet) -> Iterator[tuple[str, int, int]]:
 
 
 def _files(file: Path, format: str) -> Iterator[tuple[Path, str]]:
-    """Walk the files that one entry of a source stands for, with their names, those in a folder from there."""
+    """Walk the files that one entry of a source stands for, with names that tell those in folders apart."""
     if format == "mds":
         file = file.parent
     if file.is_dir():
         for root, folders, names in os.walk(file):
             folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
             paths = [Path(root, name) for name in sorted(names) if name not in LEFT_OUT]
-            # A file that moves to another folder of a tree is part of another document.
-            yield from ((path, str(path.relative_to(file))) for path in paths)
+            # A file that moves to another folder becomes part of another place, or of another document.
+            above = file.parent if format == "source_trees" else file
+            yield from ((path, str(path.relative_to(above))) for path in paths)
         return
     yield file, file.name
     for suffix in _BESIDE.get(format, ()):
