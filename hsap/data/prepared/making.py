@@ -53,18 +53,22 @@ def prepare(
     seed: int = 0,
     progress: Progress = lambda documents, tokens: None,
     shard_tokens: int = SHARD_TOKENS,
+    work: Mapping | None = None,
 ) -> Index:
     """Tokenise the data set that data.path names into the folder `out`, or go on with it; gives its index.
 
-    seed: of the order of a mixture. Done is done: for a folder that this command has finished nothing is read but its
-    index. Errors (ValueError): what the source refuses; no document that can be trained on; a folder that holds other
-    things; files or settings that aren't those that the folder was begun with.
+    seed: of the order of a mixture. work: what `work_of` gave when `out` was named after it. Done is done: for a folder
+    that this command has finished nothing is read but its index. Errors (ValueError): what the source refuses; no
+    document that can be trained on; a folder that holds other things; files or settings that aren't those that the
+    folder was begun with.
     """
     workers, out = whole("--workers", workers, 1, 1 << 10), Path(out)
     tokenizer = open_tokenizer(data)
     source = open_data(data, data.path, seed)
     _apart(source, out)
-    work = work_of(data, seed, source, tokenizer, whole("shard_tokens", shard_tokens))
+    settled, work = work, work_of(data, seed, source, tokenizer, whole("shard_tokens", shard_tokens))
+    if settled not in (None, work):
+        raise Refused(f"{data.path}, its tokenizer or chat template has just changed; run the same command again")
     if (out / INDEX).is_file():
         index = read_index(out)
         same_work(out, {**work, "settings": index.settings, "source": index.source}, work)
@@ -79,6 +83,11 @@ def prepare(
             raise Refused(
                 f"{data.path} has changed while it was read, so that {out} holds parts of what it was and of what it "
                 f"is; remove {out}, and run the same command again"
+            )
+        if work_of(data, seed, source, open_tokenizer(data), shard_tokens) != work:
+            raise Refused(
+                f"the tokenizer or the chat template of {data.path} has changed meanwhile, so that {out} may hold "
+                f"tokens by both; remove {out}, and run the same command again"
             )
         publish(out, _index(data, work, tokenizer, source, shards, left_out))
     return check(out)
