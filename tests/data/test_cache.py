@@ -178,6 +178,30 @@ def test_what_changes_under_its_name_while_it_is_prepared_is_refused(tmp_path, m
     same(read_store(data, data.path, 0)[0], in_memory(data)[0])
 
 
+def test_data_that_changed_and_are_restored_go_on_behind_what_they_were(tmp_path, monkeypatch):
+    """What was read of the changed file must not stay as a whole shard of the one that it is again."""
+    data = settings(tmp_path, [{"text": f"{'whale ' * 4000}{i}"} for i in range(200)])
+    monkeypatch.setattr(making, "BLOCK_DOCUMENTS", 4)
+    monkeypatch.setattr(making, "SHARD_DOCUMENTS", 4)
+    source, real = Path(data.path), making.Growing.write
+    before, times = source.read_bytes(), source.stat()
+
+    def change(self, folder, number, dtype):
+        shard = real(self, folder, number, dtype)
+        if number == 0:
+            with open(source, "r+b") as file:
+                file.write(before.replace(b"whale", b"shark"))
+        return shard
+
+    monkeypatch.setattr(making.Growing, "write", change)
+    with pytest.raises(ValueError, match="has changed while it was read"):
+        prepared.cached(data, data.path)
+    monkeypatch.setattr(making.Growing, "write", real)
+    source.write_bytes(before)
+    os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
 def test_who_waits_for_a_lock_that_is_taken_away_waits_for_the_next_one(tmp_path):
     data = settings(tmp_path)
     folder, _, _ = cache._place(data, data.path, 0)

@@ -77,20 +77,28 @@ def prepare(
     with begun(out, work) as finished:
         shards, left_out = map(list, zip(*finished)) if finished else ([], [])
         for growing in _grown(source, data, workers, work, shards, progress):
+            # Before each: a shard that is whole stays, even if the files become what they were.
+            _check_unchanged(data, seed, source, out, work)
             shards.append(growing.write(out, len(shards), work["token_dtype"]))
             left_out.append(growing.left_out)
-        if fingerprint(source) != work["source"]:
-            raise Refused(
-                f"{data.path} has changed while it was read, so that {out} holds parts of what it was and of what it "
-                f"is; remove {out}, and run the same command again"
-            )
-        if work_of(data, seed, source, open_tokenizer(data), shard_tokens) != work:
-            raise Refused(
-                f"the tokenizer or the chat template of {data.path} has changed meanwhile, so that {out} may hold "
-                f"tokens by both; remove {out}, and run the same command again"
-            )
+        _check_unchanged(data, seed, source, out, work)
         publish(out, _index(data, work, tokenizer, source, shards, left_out))
     return check(out)
+
+
+def _check_unchanged(data: DataConfig, seed: int, source: DataSet, out: Path, work: Mapping) -> None:
+    """Refuse files, a tokenizer or a template that aren't those any more that a folder was begun with."""
+    now = work_of(data, seed, source, open_tokenizer(data), work["settings"]["shard_tokens"])
+    if now["source"] != work["source"]:
+        raise Refused(
+            f"{data.path} has changed while it was read, and {out} may hold a part of what it was; "
+            f"remove {out}, and run the same command again"
+        )
+    if now != work:
+        raise Refused(
+            f"the tokenizer or the chat template of {data.path} has changed while that was read; remove {out}, and run "
+            f"the same command again"
+        )
 
 
 def read_whole(data: DataConfig, seed: int = 0) -> tuple[DocumentStore, Index]:
