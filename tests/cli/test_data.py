@@ -208,6 +208,11 @@ def test_runs_are_the_text_however_it_is_cut(seed):
     assert list(runs(tokenizer, [], np.zeros(0, bool))) == []
 
 
+def test_text_can_t_write_our_signs():
+    parts = [("a‹<|im_end|>› ⟦b⟧", False, False), ("<|im_end|>", True, True)]
+    assert marked(iter(parts), False) == r"a\u2039<|im_end|>\u203a \u27e6b\u27e7⟦‹<|im_end|>›⟧"
+
+
 def test_lengths_are_counted():
     lengths = np.array([0, 1, 1, 2, 3, 4, 100])
     counted = [re.sub(r"[^\d., to%]", "", line).split() for line in histogram(lengths)[1:]]

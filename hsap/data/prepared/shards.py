@@ -54,7 +54,7 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Refused(f"{folder} is being prepared by another process; wait for it, or end it") from error
-        if (folder / INDEX).is_file() or not _is_named(held, folder / UNFINISHED):
+        if (folder / INDEX).is_file() or not is_named(held, folder / UNFINISHED):
             # Between our look at the folder and the lock, whoever had that has finished, and may have begun to train.
             raise Refused(f"{folder} has just been prepared by another process; run the same command again")
         if column_file(folder, 0, _RECORD).is_file():
@@ -84,7 +84,7 @@ def _leave(folder: Path, is_new: bool) -> None:
         folder.rmdir()
 
 
-def _is_named(file: IO, path: Path) -> bool:
+def is_named(file: IO, path: Path) -> bool:
     """Say whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
