@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from hsap.files import Written, write
 
 DTYPES = {
     torch.float64: "F64",
@@ -20,14 +20,6 @@ DTYPES = {
     torch.uint8: "U8",
 }
 """What safetensors calls the types that are written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A file as it was written. size: bytes. sha256: hexadecimal."""
-
-    size: int
-    sha256: str
 
 
 def write_tensors(
@@ -48,23 +40,15 @@ def write_tensors(
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
+    return write(path, chain((len(text).to_bytes(8, "little"), text), _parts(tensors, content)))
 
-        def put(part: bytes | memoryview) -> None:
-            digest.update(part)
-            file.write(part)
 
-        put(len(text).to_bytes(8, "little"))
-        put(text)
-        for name, like in tensors.items():
-            tensor = like if content is None else content(name)
-            if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
-                raise RuntimeError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not what was said of it")
-            put(_bytes(tensor))
-        file.flush()
-        os.fsync(file.fileno())
-    return Written(8 + len(text) + offset, digest.hexdigest())
+def _parts(tensors: Mapping[str, Tensor], content: Callable[[str], Tensor] | None) -> Iterator[memoryview]:
+    for name, like in tensors.items():
+        tensor = like if content is None else content(name)
+        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+            raise RuntimeError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not what was said of it")
+        yield _bytes(tensor)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

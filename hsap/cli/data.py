@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import sys
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from hsap.cli import settings
 from hsap.cli.exit import OK
+from hsap.files import sha256
 from hsap.ir.check import printable, whole
 
 PACKS_PER_STEP = 2
@@ -108,7 +108,7 @@ def _tokenizer_of(folder: object, index, given: str | None) -> str:
     file = next((file / name for name in ("tokenizer.json", "tokenizer.model") if (file / name).is_file()), file)
     if not file.is_file():
         raise ValueError(f"{folder} was prepared with {recipe['file']}, and {file} isn't there; give it in --tokenizer")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = sha256(file)
     if digest != recipe["sha256"]:
         raise ValueError(
             f"{folder} was prepared with {recipe['file']} (sha256 {recipe['sha256'][:12]}), and {file} is another "

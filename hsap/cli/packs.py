@@ -23,8 +23,8 @@ LEGEND = "{} is trained; " + CONTROL.format("…") + " is a control token, the s
 _GREEN, _DIM, _BOLD, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _CONTEXT = 16
 """Tokens before a run that it is decoded with: some tokenizers write a space, or a character, over two tokens."""
-_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal would act on."""
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069‹›⟦⟧]")
+"""What a terminal would act on, and the signs that only we may write."""
 
 
 def step_lines(store: DocumentStore, tokenizer: Tokenizer, step: StepPacks, packs: int, colour: bool) -> Iterator[str]:
@@ -105,7 +105,7 @@ def marked(parts: Iterator[tuple[str, bool, bool]], colour: bool) -> str:
 
 
 def shown_text(text: str) -> str:
-    """Give text with line breaks and tabs as they are, and everything else that a terminal would act on escaped."""
+    """Give text with line breaks and tabs as they are, and everything else that would mislead escaped."""
     return _ACTS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

@@ -14,7 +14,7 @@ from hsap.children import ended_on_sigterm
 from hsap.cli import settings
 from hsap.cli.exit import OK
 from hsap.cli.lengths import histogram, percentiles
-from hsap.ir.check import printable
+from hsap.ir.check import Refused, printable
 
 _WIDTH = 80
 
@@ -44,7 +44,15 @@ def _prepare(arguments: argparse.Namespace) -> int:
     data = settings.read(arguments, settings.path_of(arguments.source), settings.tokenizer_of(arguments))
     workers = len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers
     with ended_on_sigterm(), prepared.Progress("hsap prepare") as progress:
-        index = prepared.prepare(data, arguments.out, workers, arguments.seed, progress)
+        try:
+            index = prepared.prepare(data, arguments.out, workers, arguments.seed, progress)
+        except OSError as error:
+            if error.filename is None or not Path(error.filename).is_relative_to(arguments.out):
+                raise
+            raise Refused(
+                f"{error.filename} can't be written ({error.strerror}); make room, or mend what is said, and run the "
+                f"same command again: it goes on where it was"
+            ) from error
     figures = _figures(index, prepared.open_store(arguments.out).lengths)
     if arguments.json:
         print(json.dumps(figures))

@@ -19,6 +19,22 @@ _DEFAULTS = Path(__file__).resolve().parents[1] / "configs" / "data" / "demo.yam
 """A link to the repository's configs; in an installed package the file itself."""
 
 
+OF_ROWS = (
+    *("format", "text_field", "tokens_field", "labels_field", "id_field", "token_dtype", "end_id", "begin_id"),
+    "chat_fields",
+)
+"""What of a file is read as which document."""
+OF_ENDS = ("add_bos", "add_eos", "bos", "eos")
+"""What stands around every document."""
+OF_CHATS = ("chat_template", "chat_date", "loss", "answers", "trees")
+"""What chats become, and what of them is trained."""
+OF_MIXTURES = ("exhausted",)
+READING = (*OF_ROWS, *OF_ENDS, *OF_CHATS, *OF_MIXTURES)
+"""All that says, beside path and tokenizer, what tokens a data set becomes."""
+OF_PACKS = ("pack_tokens", "packing", "long_documents", "max_document_tokens", "max_delay_steps", "curriculum")
+"""How documents become packs."""
+
+
 def _is_date(value: object) -> bool:
     try:
         return isinstance(value, str) and len(value) == 10 and bool(datetime.date.fromisoformat(value))

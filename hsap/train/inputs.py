@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from hsap.data import prepared
+from hsap.data.config import OF_CHATS, OF_MIXTURES, OF_PACKS
 from hsap.data.opening import marker_notice, open_data, open_template, open_tokenizer
 from hsap.data.packing import count_long
 from hsap.data.read import read_store
 from hsap.data.store import DocumentStore
 from hsap.data.tokenise import Tokenizer
+from hsap.files import sha256
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
@@ -34,21 +35,10 @@ from hsap.train.checkpoints.folder import check_identity, read_state, refuse_use
 from hsap.train.config import TrainConfig
 from hsap.train.recipe import PlanningSetup
 
+# A template is compared by what it holds, once it is known whether any chat was made text by it.
 _FIXED = (
-    "data.pack_tokens",
-    "data.packing",
-    "data.long_documents",
-    "data.max_document_tokens",
-    "data.max_delay_steps",
-    "data.curriculum",
-    "data.exhausted",
-    "data.loss",
-    "data.answers",
-    "data.trees",
-    "data.chat_date",
-    "train.seed",
-    "train.packs_per_step",
-    "engine.dtype",
+    *(f"data.{name}" for name in (*OF_PACKS, *OF_MIXTURES, *OF_CHATS) if name != "chat_template"),
+    *("train.seed", "train.packs_per_step", "engine.dtype"),
 )
 _FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 
@@ -203,7 +193,7 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
     """Settings that a run keeps to its end, by name: JSON values, as a checkpoint gives them back."""
     # By what they hold and do: a file may move, and null is what it stands for.
     settings = {
-        "data.tokenizer": f"sha256 {hashlib.sha256(Path(tokenizer.name).read_bytes()).hexdigest()[:12]}",
+        "data.tokenizer": f"sha256 {sha256(tokenizer.name)[:12]}",
         "data.bos": tokenizer.bos,
         "data.eos": tokenizer.eos,
         "data.add_bos": bool(tokenizer.prefix),

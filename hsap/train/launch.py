@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from hsap.ir.check import printable
 from hsap.keys import unknown
 from hsap.train import flags
 from hsap.train.config import KEYS, TrainConfig, train_config
@@ -28,6 +29,7 @@ from hsap.train.sweep import Job, exit_code, table
 # training it isn't.
 _PATIENCE_BEFORE_S = 60.0
 _PATIENCE_DURING_S = 10.0
+_NO_NAME = re.compile(rf"({'|'.join(GROUPS)})=(null|true|false|-?\d[\d.]*)", re.IGNORECASE)
 
 
 class Task:
@@ -100,7 +102,7 @@ def _train(
 def _compose(config_dir: Path, arguments: list[str]) -> Task:
     """Hand the arguments to Hydra: afterwards `values` is set, or Hydra has run a sweep or printed what was asked."""
     import hydra
-    from hydra.errors import ConfigCompositionException
+    from hydra.errors import ConfigCompositionException, OverrideParseException
 
     task = Task()
     know_project(config_dir.parent)
@@ -110,17 +112,36 @@ def _compose(config_dir: Path, arguments: list[str]) -> Task:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="config")(task)()
+    except OverrideParseException as error:
+        raise ValueError(
+            f"{printable(error)}. Without quotes a value is ASCII letters, digits and -_./:@%+*; others stand in "
+            f"quotes within quotes, like \"data.path='ä(1).jsonl'\""
+        ) from error
     except ConfigCompositionException as error:
         # Hydra would have a plus put before a key that is misspelt.
         if (missing := re.match(r"Could not override '(\w+)'", str(error))) and missing[1] not in KEYS:
             raise unknown("", missing[1], {*KEYS, *GROUPS}) from None
         raise
+    except ValueError as error:
+        if not str(error).startswith("Config group override must be"):
+            raise
+        raise ValueError(_no_file(config_dir, arguments)) from error
     finally:
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR")
         if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
     return task
+
+
+def _no_file(config_dir: Path, arguments: list[str]) -> str:
+    """Say which arguments give a group of keys what is no name of a file: null, a number, true or false."""
+    named = [a for a in arguments if _NO_NAME.fullmatch(a)]
+    folders = [config_dir / argument.split("=")[0] for argument in named]
+    files = (f"{folder.name}: {', '.join(sorted(f.stem for f in folder.glob('*.yaml')))}" for folder in folders)
+    return (
+        f"{' '.join(named or arguments)}: expected the name of a file, {'; '.join(files)}; leave it out for the default"
+    )
 
 
 def _leaves_sweep_to_another() -> bool:

@@ -30,6 +30,8 @@ _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"),
     "1",
 )
+_GRACE_S = 5.0
+"""Between the end of a worker's pipe and its own."""
 CLOSED = "planning ends: the run does"
 """What whoever still waits for a plan is told."""
 
@@ -57,7 +59,12 @@ class Worker:
             self._connection.send_bytes(shape.to_bytes())
             return self._connection.recv_bytes()
         except (EOFError, OSError):
-            raise Died(_ending(self.process.wait())) from None
+            try:
+                code = self.process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:  # its end of the pipe is gone, or what came through it was no answer
+                self.kill()
+                raise Died("could no longer be talked to") from None
+            raise Died(_ending(code)) from None
 
     def kill(self) -> None:
         """End it at once: it holds nothing that could be lost."""
@@ -100,7 +107,11 @@ class PlanPool:
         then: given the outcome on a thread of the pool before the future has it; what it raises, the future raises.
         """
         future: Future[bytes] = Future()
-        self._tasks.put((future, shape, then))
+        with self._lock:
+            if self._closed:
+                future.set_exception(RuntimeError(CLOSED))
+            else:
+                self._tasks.put((future, shape, then))
         return future
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ def write_down(
     ours = OmegaConf.to_container(OmegaConf.load(config_dir / "config.yaml"), resolve=False)
     hydras = [entry for entry in ours["defaults"] if isinstance(entry, dict) and "hydra/" in next(iter(entry))]
     whole = {"defaults": ["_self_", *hydras], **values, **found, "resume": False, "hydra": ours["hydra"]}
-    given = shlex.join(["train.py", *arguments]).splitlines()
+    given = map(_readable, shlex.join(["train.py", *arguments]).splitlines())
     lines = [
         "The configuration of this run, written as it began. The command:",
         *given,
@@ -28,6 +28,11 @@ def write_down(
         "train.py --config-path=FOLDER --config-name=config out=ANOTHER",
     ]
     return "".join(f"# {line}\n" for line in lines) + OmegaConf.to_yaml(whole)
+
+
+def _readable(line: str) -> str:
+    """Escape what YAML refuses even in a comment, and what no file can hold, like bytes that aren't UTF-8."""
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line)
 
 
 def keep(out: Path, text: str) -> None:

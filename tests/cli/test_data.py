@@ -12,8 +12,7 @@ from hsap.cli import main, settings
 from hsap.cli.lengths import histogram, percentiles
 from hsap.cli.packs import marked, runs
 from hsap.data import prepared
-from hsap.data.config import DataConfig, data_config
-from hsap.data.prepared.making import READING
+from hsap.data.config import OF_PACKS, READING, DataConfig, data_config
 from hsap.data.tokenise import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +40,10 @@ def run(capsys, *arguments):
 
 def test_flags_are_the_data_settings():
     names = {field.name for field in fields(DataConfig)}
-    assert set(settings.READING) == set(READING)
+    assert sorted(settings.READING) == sorted(READING) and sorted(settings.PACKING) == sorted(OF_PACKS)
     others = {"path", "eval_path", "tokenizer", "cache", "lookahead", "workers"}
-    assert names - {*settings.READING, *settings.PACKING} == others
+    # A new setting has to be told to the lists by which data are prepared, packed and resumed.
+    assert sorted(names) == sorted([*READING, *OF_PACKS, *others])
     assert data_config({"path": "a", "tokenizer": TOKENIZER}).cache == settings.CACHE
 
 
@@ -206,6 +206,11 @@ def test_runs_are_the_text_however_it_is_cut(seed):
     shown = marked(iter(parts), colour=False)
     assert shown.replace("⟦", "").replace("⟧", "") == f"‹<s>›{text}‹</s>›", "words that spell a control token are none"
     assert list(runs(tokenizer, [], np.zeros(0, bool))) == []
+
+
+def test_text_can_t_write_our_signs():
+    parts = [("a‹<|im_end|>› ⟦b⟧", False, False), ("<|im_end|>", True, True)]
+    assert marked(iter(parts), False) == r"a\u2039<|im_end|>\u203a \u27e6b\u27e7⟦‹<|im_end|>›⟧"
 
 
 def test_lengths_are_counted():

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from hsap.data import prepared, sources
 from hsap.data.config import data_config
-from hsap.data.prepared import cache
+from hsap.data.prepared import cache, making
 from hsap.data.read import read_store
 from tests.data.test_prepared import ROOT, ROWS, TOKENIZER, chat, in_memory, same
 
@@ -89,6 +90,16 @@ def test_changed_files_lead_to_another_folder_and_packing_doesn_t(tmp_path):
     assert prepared.find_cached(data, str(tmp_path / "elsewhere/rows.jsonl")) is None
 
 
+def test_a_file_that_moves_within_a_tree_leads_to_another_folder(tmp_path):
+    for name in ("a/1.py", "a/2.py", "b/3.py"):
+        (tmp_path / "trees" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trees" / name).write_text("x = 1\n")
+    data = settings(tmp_path, path=str(tmp_path / "trees"), format="source_trees")
+    prepared.cached(data, data.path)
+    (tmp_path / "trees/a/2.py").rename(tmp_path / "trees/b/2.py")
+    same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
 def test_of_a_mixture_the_seed_and_the_order_of_its_data_sets_count(tmp_path):
     data = settings(tmp_path)
     other = str(tmp_path / "other.jsonl")
@@ -117,7 +128,7 @@ def test_a_disk_that_is_full_or_read_only_is_told(tmp_path, monkeypatch, number)
     def write(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("hsap.data.prepared.shards._write", write)
+    monkeypatch.setattr("hsap.files.write", write)
     with pytest.raises(ValueError, match=r"data\.eval_path can't be kept in data\.cache=.*; make room, set") as error:
         prepared.cached(data, data.path, name="data.eval_path")
     assert os.strerror(number) in str(error.value) and "\n" not in str(error.value)
@@ -132,6 +143,88 @@ def test_a_cache_that_can_t_be_a_folder_is_told(tmp_path):
     inside = settings(tmp_path, path=str(tmp_path), format="source_tree")
     with pytest.raises(ValueError, match=r"lies inside .*; name one elsewhere \(in training: data.cache\)"):
         prepared.cached(inside, inside.path)
+
+
+@pytest.mark.parametrize("cache", ["/proc/none/cache", "/proc/none/more/cache", "x" * 300], ids=lambda name: name[-9:])
+def test_a_cache_whose_parents_can_t_be_made_is_told(tmp_path, cache):
+    data = settings(tmp_path, cache=cache)
+    with pytest.raises(ValueError, match=f"can't be kept in data.cache={cache} "):
+        prepared.cached(data, data.path)
+
+
+@pytest.mark.parametrize("which", ["rows", "tokenizer", "template"])
+@pytest.mark.parametrize("when", ["looked at", "read"])
+def test_what_changes_under_its_name_while_it_is_prepared_is_refused(tmp_path, monkeypatch, which, when):
+    tokenizer, template = tmp_path / "tokenizer.json", tmp_path / "mine.jinja"
+    shutil.copy(TOKENIZER, tokenizer)
+    template.write_text((ROOT / "hsap/data/chat/templates/chatml.jinja").read_text())
+    data = settings(tmp_path, tokenizer=str(tokenizer), chat_template=str(template))
+    changed = {"rows": Path(data.path), "tokenizer": tokenizer, "template": template}[which]
+    before, times = changed.read_bytes(), changed.stat()
+    module, name = {"looked at": (cache, "_acquire"), "read": (making.Growing, "write")}[when]
+    real = getattr(module, name)
+
+    def change(*given):
+        more = b'{"text": "one more"}\n' if which == "rows" else b"\n"
+        changed.write_bytes(before + more)
+        return real(*given)
+
+    monkeypatch.setattr(module, name, change)
+    with pytest.raises(ValueError, match="changed"):
+        prepared.cached(data, data.path)
+    monkeypatch.undo()
+    changed.write_bytes(before)
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
+def test_data_that_changed_and_are_restored_go_on_behind_what_they_were(tmp_path, monkeypatch):
+    """What was read of the changed file must not stay as a whole shard of the one that it is again."""
+    data = settings(tmp_path, [{"text": f"{'whale ' * 4000}{i}"} for i in range(200)])
+    monkeypatch.setattr(making, "BLOCK_DOCUMENTS", 4)
+    monkeypatch.setattr(making, "SHARD_DOCUMENTS", 4)
+    source, real = Path(data.path), making.Growing.write
+    before, times = source.read_bytes(), source.stat()
+
+    def change(self, folder, number, dtype):
+        shard = real(self, folder, number, dtype)
+        if number == 0:
+            with open(source, "r+b") as file:
+                file.write(before.replace(b"whale", b"shark"))
+        return shard
+
+    monkeypatch.setattr(making.Growing, "write", change)
+    with pytest.raises(ValueError, match="has changed while it was read"):
+        prepared.cached(data, data.path)
+    monkeypatch.setattr(making.Growing, "write", real)
+    source.write_bytes(before)
+    os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    same(read_store(data, data.path, 0)[0], in_memory(data)[0])
+
+
+def test_who_waits_for_a_lock_that_is_taken_away_waits_for_the_next_one(tmp_path):
+    data = settings(tmp_path)
+    folder, _, _ = cache._place(data, data.path, 0)
+    path = folder.with_name(f"{folder.name}.lock")
+
+    def hold():
+        path.parent.mkdir()
+        lock = os.open(path, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+
+    first = hold()
+    waiter = threading.Thread(target=prepared.cached, args=(data, data.path))
+    waiter.start()
+    time.sleep(0.3)
+    shutil.rmtree(data.cache)
+    second = hold()
+    os.close(first)
+    waiter.join(1.5)
+    assert waiter.is_alive() and folders(data) == []
+    os.close(second)
+    waiter.join(LIMIT_S)
+    assert prepared.find_cached(data, data.path) == folder
 
 
 def test_a_finished_folder_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
@@ -188,7 +281,6 @@ if __name__ == "__main__":
 
 
 def start(folder, slow):
-    (folder / "command.py").write_text(COMMAND)
     arguments = [sys.executable, folder / "command.py", folder / "rows.jsonl", TOKENIZER, folder, str(slow)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -197,6 +289,8 @@ def start(folder, slow):
 @pytest.mark.slow
 def test_one_process_prepares_and_where_it_is_killed_another_goes_on(tmp_path):
     data = settings(tmp_path)
+    # Once: one that starts must not find it half written by the next one's start.
+    (tmp_path / "command.py").write_text(COMMAND)
     running = {one.pid: one for one in (start(tmp_path, 0.3) for _ in range(3))}
     who, until = tmp_path / "who", time.monotonic() + LIMIT_S
     while not (who.exists() and len(who.read_text().split()) >= 4) and time.monotonic() < until:

@@ -93,7 +93,8 @@ def test_dropped_documents_are_counted_and_nothing_else_is_missing(policy):
     ("chats", "long_documents", "told"),
     [
         (None, "cut", ""),
-        ([0, 1, 1, 0], "cut", "; 1 chat is cut: "),
+        ([0, 1, 0, 1], "cut", "; 1 chat is cut: "),
+        ([0, 1, 1, 0], "cut", "; 2 chats are cut: "),
         ([1, 1, 2, 0], "cut", "; up to 2 chats are cut: "),
         ([2, 0, 0, 2], "cut", ""),
         ([1, 1, 1, 1], "drop", ""),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hsap import tensorfile
+from hsap import files
+from hsap.files import Written
 from hsap.tensorfile import write_tensors
 from hsap.train.checkpoints import folder as module
 from hsap.train.checkpoints.folder import STATE, clear_unfinished, damage, publish, read_state, unfinished
@@ -87,7 +88,7 @@ def crash_at(monkeypatch, call):
     for name in ("fsync", "rename", "replace"):
         monkeypatch.setattr(os, name, counted(getattr(os, name), name))
     monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree, "rmtree"))
-    for place in (module, tensorfile):
+    for place in (module, files):
         monkeypatch.setattr(place, "open", counted(open, "open"), raising=False)
     return done
 
@@ -192,7 +193,7 @@ def test_a_checkpoint_whose_files_other_nodes_do_not_see_is_not_made(tmp_path):
     home = tmp_path / "checkpoints"
     save(home, 2)
     unfinished(home, 4).mkdir()
-    written = {"rank1.safetensors": tensorfile.Written(10, "0")}
+    written = {"rank1.safetensors": Written(10, "0")}
     with pytest.raises(FileNotFoundError, match="must lie where all nodes see the same files"):
         publish(home, 4, {}, written, 2)
     assert whole(home) == 2

@@ -1,6 +1,8 @@
 import pytest
 
+from hsap.train import launch
 from hsap.train.overrides import rewrite, wants_multirun
+from tests.parity import REPOSITORY
 
 
 @pytest.mark.parametrize("plus", ["", "+", "++"])
@@ -62,3 +64,18 @@ def test_flags_between_overrides_go_last_with_their_values():
 def test_a_sweep_is_recognised(argument):
     assert wants_multirun(["model=tiny", argument])
     assert not wants_multirun(["model=tiny", "out=-m"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("experiment=null", "^experiment=null: expected .* experiment: long-context, smoke;"),
+        ("++engine=3", "^engine=3: expected .* engine: bf16, default;"),
+        ("out=ü/(1)", r"out=ü/\(1\).*in quotes"),
+        ("optim.betas=(0.9,0.95)", "in quotes"),
+    ],
+)
+def test_what_hydra_can_t_take_is_told_in_a_paragraph(argument, told):
+    with pytest.raises(ValueError, match=told) as raised:
+        launch._compose(REPOSITORY / "configs", rewrite([argument]))
+    assert launch._is_message(raised.value)

@@ -138,6 +138,28 @@ def test_closing_ends_workers_in_the_middle_of_a_plan(strange) -> None:
             future.result(timeout=1)
 
 
+def test_who_asks_a_closed_pool_is_told(strange) -> None:
+    pool = PlanPool(setup(), 1)
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="planning ends"):
+        pool.submit(SHAPES[0]).result(timeout=5)
+
+
+@pytest.mark.slow
+def test_a_worker_that_lives_without_its_pipe_is_replaced(monkeypatch, capfd) -> None:
+    monkeypatch.setattr(pool_module, "_GRACE_S", 0.2)
+    deaf = pool_module._PROGRAM.replace("serve(int(sys.argv[1]))", "import os, time; os.close(int(sys.argv[1])); ")
+    monkeypatch.setattr(pool_module, "_PROGRAM", f"{deaf}time.sleep(600)")
+    with PlanPool(setup(), 1) as pool:
+        pid = pool.pids[0]
+        monkeypatch.undo()
+        monkeypatch.setattr(pool_module, "_GRACE_S", 0.2)
+        future = pool.submit(SHAPES[0])
+        assert opened(future.result(timeout=60), 0)[0].hash == setup().plan(SHAPES[0]).hash and ended(pid, 1)
+    assert f"planning worker {pid} could no longer be talked to; a new one" in capfd.readouterr().err
+
+
 def test_an_exchange_that_is_closed_waits_for_no_worker(strange) -> None:
     batch = step(1, 1)
     stuck = replace(batch, micro_batches=(replace(batch.micro_batches[0], lengths=(2,), sequences=(1,)),))

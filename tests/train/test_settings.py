@@ -2,6 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from hsap.train.settings import keep, write_down
@@ -34,6 +35,19 @@ def test_what_is_written_down_is_what_hydra_reads_again(tmp_path):
 def test_the_command_stands_at_the_head():
     head = write_down(values(), {}, ["++topology=2x1", "++data.path=line one\nline two"], CONFIGS).splitlines()
     assert head[1:3] == ["# train.py ++topology=2x1 '++data.path=line one", "# line two'"]
+
+
+ODD = ["a\x1bb", "a\udcffb", "a\x7f\uffffb", "a  'b', \"c\": #d", "a\nb", "😀", "1e3", "null", "2024-01-01"]
+
+
+@pytest.mark.parametrize("value", ODD, ids=ascii)
+def test_values_of_any_characters_are_read_again(tmp_path, value):
+    from hydra import compose, initialize_config_dir
+
+    written = write_down(values() | {"out": value}, {}, [f"out='{value}'"], CONFIGS)
+    keep(tmp_path, written)
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("config")["out"] == value
 
 
 def test_earlier_legs_keep_theirs(tmp_path):

@@ -10,9 +10,12 @@ import re
 
 from hsap.data.chat.render import Refusal
 from hsap.data.chat.template import Template
+from hsap.ir.check import one_line
 
 _LOOKS = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|</?(?:s|bos|eos|start_of_turn|end_of_turn)>|\[/?[A-Z][A-Z_]*\]")
 """Spellings of control tokens in the templates of published models."""
+_NAMED = 12
+"""More than any published template has."""
 _TALK = (("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d"), ("assistant", "e"))
 
 
@@ -35,7 +38,8 @@ def told(template: Template) -> str:
     found = split_markers(template)
     if not found:
         return ""
-    counts = ", ".join(f"{marker} ({f'{count} tokens' if count > 1 else 'unknown'})" for marker, count in found.items())
+    named = [f"{one_line(one)} ({f'{count} tokens' if count > 1 else 'unknown'})" for one, count in found.items()]
+    counts = ", ".join(named[:_NAMED]) + (f" and {len(named) - _NAMED} more" if len(named) > _NAMED else "")
     return (
         f"markers of the chat template {template.renderer.name} are no tokens of {template.tokenizer.name} and are "
         f"written as words: {counts}; right if the model learnt them so, as Llama 2 did [INST]; otherwise take the "

@@ -42,12 +42,12 @@ class Renderer:
         try:
             self._open, self._marked = (self._environment(marked).from_string(source) for marked in (False, True))
             tree = self._environment(False).parse(source)
-        except TemplateError as error:
+            self.known = _known_words(tree)
+        except (TemplateError, RecursionError) as error:
             line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
             raise ValueError(
                 f"chat template {name}{line}: {error}; repair it, or set data.chat_template to another"
             ) from error
-        self.known = _known_words(tree)
         self.has_tags = any(isinstance(n.call.node, nodes.ExtensionAttribute) for n in tree.find_all(nodes.CallBlock))
 
     def __call__(self, messages: Sequence[Mapping], tools: Sequence[Mapping], prompt: bool, marked: bool) -> str:

@@ -135,7 +135,7 @@ def load_template(
         if path.is_dir():
             source = _of_folder(path)
         elif path.is_file():
-            source = _of_config(path) if path.suffix == ".json" else path.read_text(encoding="utf-8")
+            source = _of_config(path) if path.suffix == ".json" else _text(path)
         else:
             source = None
         if source is None:
@@ -150,16 +150,23 @@ def load_template(
 def _of_folder(folder: Path) -> str | None:
     file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return _text(file)
     return _of_config(config) if config.is_file() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: a chat template must be UTF-8 ({error}); repair it, or take it away") from error
 
 
 def _of_config(path: Path) -> str | None:
     """Give the template in a tokenizer_config.json; of several the one that is named default."""
     template = _config(path).get("chat_template")
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        template = named.get("default")
+        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hsap.data.config import DataConfig, data_config
+from hsap.data.config import OF_ROWS, DataConfig, data_config
 from hsap.data.prepared.index import read_index
 from hsap.data.prepared.recipe import recipe_differs
 from hsap.data.tokenise import Tokenizer
 from hsap.ir.check import Refused, shown
 
-OF_CHATS = ("answers", "trees")
-OF_ROWS = (
-    *("format", "text_field", "tokens_field", "labels_field", "id_field", "token_dtype", "end_id", "begin_id"),
-    "chat_fields",
-)
-"""Settings that say what of a file is read. Of prepared data a run needn't repeat them, but it mustn't ask for
-other ones."""
+_WAYS = ("answers", "trees")
+"""Of chats: which of them there are. Template and loss are the recipe's."""
 
 
 def check_agreement(folder: str | Path, data: DataConfig, tokenizer: Tokenizer) -> None:
@@ -29,7 +24,7 @@ def check_agreement(folder: str | Path, data: DataConfig, tokenizer: Tokenizer) 
     index = read_index(folder)
     usual = data_config({"path": str(folder), "tokenizer": tokenizer.name})
     differs = recipe_differs(index.recipe, data, tokenizer)
-    chats = OF_CHATS if index.recipe["chat_template"] is not None else ()
+    chats = _WAYS if index.recipe["chat_template"] is not None else ()
     for name in (*chats, *OF_ROWS):
         was = index.settings.get(f"data.{name}")
         now = json.loads(json.dumps(getattr(data, name)))

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,7 @@ from hsap.data.opening import open_data, open_tokenizer
 from hsap.data.prepared.index import INDEX
 from hsap.data.prepared.making import SHARD_TOKENS, prepare, work_of
 from hsap.data.prepared.progress import Progress
+from hsap.data.prepared.shards import is_named
 from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
 from hsap.ir.check import Refused
@@ -55,23 +56,26 @@ def cached(data: DataConfig, path: Named, seed: int = 0, name: str = "data.path"
     need not be data.path. seed: of the order of a mixture. name, who: for messages. Errors (ValueError): what `prepare`
     refuses; a cache that can't be written.
     """
-    folder, seed, num_bytes = _place(data, path, seed)
+    folder, seed, work = _place(data, path, seed)
     if folder is None or _is_finished(folder):
         return folder
-    with _disk_told(data.cache, name):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.with_name(f"{folder.name}.lock"), "a+b") as lock:
-            _acquire(lock, folder, lambda: print(f"{who} waits for the process that prepares {name} in {folder}",
-                                                 file=sys.stderr, flush=True))  # fmt: skip
-            if not _is_finished(folder):
-                lock.truncate(0)
-                workers = min(1 + num_bytes // WORKER_BYTES, len(os.sched_getaffinity(0)))
-                if workers > 1:
-                    told = f"{who} prepares {name} in {folder}, once for all ranks and later runs"
-                    print(told, file=sys.stderr, flush=True)
-                with Progress(f"{who}: {name}") as progress:
-                    prepare(replace(data, path=path), folder, workers, seed, progress)
-                lock.write(_FINISHED)
+
+    def tell() -> None:
+        print(f"{who} waits for the process that prepares {name} in {folder}", file=sys.stderr, flush=True)
+
+    with _disk_told(data.cache, name), _locked(folder, tell) as lock:
+        if _is_finished(folder):
+            return folder
+        lock.truncate(0)
+        workers = min(1 + work["source"]["bytes"] // WORKER_BYTES, len(os.sched_getaffinity(0)))
+        if workers > 1:
+            told = f"{who} prepares {name} in {folder}, once for all ranks and later runs"
+            print(told, file=sys.stderr, flush=True)
+        with Progress(f"{who}: {name}") as progress:
+            prepare(replace(data, path=path), folder, workers, seed, progress, work=work)
+        # It only saves others a wait: the folder is whole, even if the disk is full by now.
+        with suppress(OSError):
+            os.write(lock.fileno(), _FINISHED)
     return folder
 
 
@@ -82,16 +86,16 @@ def find_cached(data: DataConfig, path: Named, seed: int = 0) -> Path | None:
 
 
 def _is_finished(folder: Path) -> bool:
-    return (folder / INDEX).is_file()
+    return os.path.isfile(folder / INDEX)  # Path.is_file raises where a name is too long
 
 
-def _place(data: DataConfig, path: Named, seed: int) -> tuple[Path | None, int, int]:
-    """Say where in the cache a data set lies, with which seed it is prepared, and how many bytes its files have."""
+def _place(data: DataConfig, path: Named, seed: int) -> tuple[Path | None, int, dict]:
+    """Say where in the cache a data set lies, with which seed it is prepared, and from what."""
     if data.cache is None:
-        return None, seed, 0
+        return None, seed, {}
     source = open_data(data, path, seed)
     if not all(isinstance(file, Path) for part in _parts(source) for file in part.files):
-        return None, seed, 0
+        return None, seed, {}
     # Only a mixture has an order to choose: another seed must not prepare other data anew.
     seed = seed if isinstance(path, Mapping) else 0
     work = work_of(replace(data, path=path), seed, source, open_tokenizer(data), SHARD_TOKENS)
@@ -99,7 +103,7 @@ def _place(data: DataConfig, path: Named, seed: int) -> tuple[Path | None, int, 
     decides = json.dumps([work, places, _code()], sort_keys=True)
     # Sorted keys would hide in which order a mixture names its data sets.
     digest = hashlib.sha256(f"{decides}{json.dumps(path)}".encode("utf-8", "surrogateescape"))
-    return Path(data.cache) / digest.hexdigest()[:16], seed, work["source"]["bytes"]
+    return Path(data.cache) / digest.hexdigest()[:16], seed, work
 
 
 def _parts(source: DataSet) -> Sequence:
@@ -114,6 +118,20 @@ def _code() -> str:
         if file.suffix in (".py", ".jinja") and file.relative_to(_READING).parts[0] not in _NOT_READING:
             digest.update(f"{file.relative_to(_READING)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def _locked(folder: Path, tell: Callable[[], None]) -> Iterator[BinaryIO]:
+    """Hold the lock of a folder, unless another process has finished that."""
+    path = folder.with_name(f"{folder.name}.lock")
+    while True:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b") as lock:
+            _acquire(lock, folder, tell)
+            # Whoever empties the cache takes the lock's name: the next process then locks a file of its own.
+            if _is_finished(folder) or is_named(lock, path):
+                yield lock
+                return
 
 
 def _acquire(lock: BinaryIO, folder: Path, tell: Callable[[], None]) -> None:
@@ -146,7 +164,9 @@ def _disk_told(cache: str, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        inside = isinstance(error.filename, str | Path) and Path(error.filename).is_relative_to(cache)
+        # The cache's own parents are made too.
+        named = Path(error.filename) if isinstance(error.filename, str | Path) else None
+        inside = named is not None and (named.is_relative_to(cache) or named in Path(cache).parents)
         if not inside and error.errno not in _OF_THE_DISK:
             raise
         raise Refused(

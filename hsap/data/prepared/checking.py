@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 
+from hsap import files
 from hsap.data.prepared.index import Index, Shard, check_file, column_file, read_index
 from hsap.data.prepared.reader import check_tokens, read_starts, store_of
 from hsap.data.sources.tokens import mapped
@@ -25,7 +25,7 @@ def check(folder: str | Path) -> Index:
         for column, file in shard.columns.items():
             path = column_file(folder, number, column)
             check_file(path, file.bytes)
-            if _digest(path) != file.sha256:
+            if files.sha256(path) != file.sha256:
                 raise Refused(
                     f"{path} is damaged: it doesn't have the SHA-256 that the index says; copy it again, or prepare "
                     f"the data anew"
@@ -48,11 +48,3 @@ def _check_trained(folder: Path, number: int, shard: Shard) -> None:
         trained = sum(int(np.bitwise_count(bits[i : i + _CHUNK]).sum()) for i in range(0, len(bits), _CHUNK))
     if trained != shard.trained:
         raise Refused(f"{folder}: {trained} tokens of shard {number} are trained, {shard.trained} by the index")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

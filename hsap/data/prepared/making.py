@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hsap.data.config import DataConfig
+from hsap.data.config import READING, DataConfig
 from hsap.data.document import Document
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.prepared.checking import check
@@ -35,13 +35,6 @@ BLOCK_CHARACTERS = 1 << 18
 BLOCK_DOCUMENTS = 1 << 10
 _TOKEN_CHARACTERS, _CHAT_CHARACTERS = 4, 4096
 """What a token of a tokenised document and a chat count as, in characters."""
-READING = (
-    *("format", "text_field", "tokens_field", "labels_field", "id_field", "token_dtype", "end_id", "begin_id"),
-    *("exhausted", "add_bos", "add_eos", "bos", "eos", "chat_template", "chat_date", "chat_fields", "loss", "answers"),
-    "trees",
-)
-"""The data settings, beside path and tokenizer, that say what tokens a data set becomes."""
-
 Progress = Callable[[int, int], None]
 """Told how many documents and tokens there are by now."""
 
@@ -53,18 +46,22 @@ def prepare(
     seed: int = 0,
     progress: Progress = lambda documents, tokens: None,
     shard_tokens: int = SHARD_TOKENS,
+    work: Mapping | None = None,
 ) -> Index:
     """Tokenise the data set that data.path names into the folder `out`, or go on with it; gives its index.
 
-    seed: of the order of a mixture. Done is done: for a folder that this command has finished nothing is read but its
-    index. Errors (ValueError): what the source refuses; no document that can be trained on; a folder that holds other
-    things; files or settings that aren't those that the folder was begun with.
+    seed: of the order of a mixture. work: what `work_of` gave when `out` was named after it. Done is done: for a folder
+    that this command has finished nothing is read but its index. Errors (ValueError): what the source refuses; no
+    document that can be trained on; a folder that holds other things; files or settings that aren't those that the
+    folder was begun with. OSError: the folder can't be written; it names the file, and what is whole stays.
     """
     workers, out = whole("--workers", workers, 1, 1 << 10), Path(out)
     tokenizer = open_tokenizer(data)
     source = open_data(data, data.path, seed)
     _apart(source, out)
-    work = work_of(data, seed, source, tokenizer, whole("shard_tokens", shard_tokens))
+    settled, work = work, work_of(data, seed, source, tokenizer, whole("shard_tokens", shard_tokens))
+    if settled not in (None, work):
+        raise Refused(f"{data.path}, its tokenizer or chat template has just changed; run the same command again")
     if (out / INDEX).is_file():
         index = read_index(out)
         same_work(out, {**work, "settings": index.settings, "source": index.source}, work)
@@ -73,15 +70,28 @@ def prepare(
     with begun(out, work) as finished:
         shards, left_out = map(list, zip(*finished)) if finished else ([], [])
         for growing in _grown(source, data, workers, work, shards, progress):
+            # Before each: a shard that is whole stays, even if the files become what they were.
+            _check_unchanged(data, seed, source, out, work)
             shards.append(growing.write(out, len(shards), work["token_dtype"]))
             left_out.append(growing.left_out)
-        if fingerprint(source) != work["source"]:
-            raise Refused(
-                f"{data.path} has changed while it was read, so that {out} holds parts of what it was and of what it "
-                f"is; remove {out}, and run the same command again"
-            )
+        _check_unchanged(data, seed, source, out, work)
         publish(out, _index(data, work, tokenizer, source, shards, left_out))
     return check(out)
+
+
+def _check_unchanged(data: DataConfig, seed: int, source: DataSet, out: Path, work: Mapping) -> None:
+    """Refuse files, a tokenizer or a template that aren't those any more that a folder was begun with."""
+    now = work_of(data, seed, source, open_tokenizer(data), work["settings"]["shard_tokens"])
+    if now["source"] != work["source"]:
+        raise Refused(
+            f"{data.path} has changed while it was read, and {out} may hold a part of what it was; "
+            f"remove {out}, and run the same command again"
+        )
+    if now != work:
+        raise Refused(
+            f"the tokenizer or the chat template of {data.path} has changed while that was read; remove {out}, and run "
+            f"the same command again"
+        )
 
 
 def read_whole(data: DataConfig, seed: int = 0) -> tuple[DocumentStore, Index]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from hsap import files
 from hsap.data.chat.template import Template
 from hsap.data.config import DataConfig
 from hsap.data.opening import open_template
@@ -18,10 +19,9 @@ _TOKENIZER = ("file", "sha256", "vocab_size", "before", "after", "bos", "eos")
 
 def tokenizer_recipe(tokenizer: Tokenizer) -> dict:
     """Describe a tokenizer by what it does, and by its file, where people look for it."""
-    path = Path(tokenizer.name)
     return {
         "file": tokenizer.name,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "sha256": files.sha256(tokenizer.name),
         "vocab_size": tokenizer.vocab_size,
         "before": list(tokenizer.prefix),
         "after": list(tokenizer.suffix),

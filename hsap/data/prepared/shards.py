@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from hsap import files
 from hsap.data.prepared.index import (
     COLUMNS,
     INDEX,
@@ -54,7 +54,7 @@ def begun(folder: Path, work: Mapping[str, object]) -> Iterator[list[tuple[Shard
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Refused(f"{folder} is being prepared by another process; wait for it, or end it") from error
-        if (folder / INDEX).is_file() or not _is_named(held, folder / UNFINISHED):
+        if (folder / INDEX).is_file() or not is_named(held, folder / UNFINISHED):
             # Between our look at the folder and the lock, whoever had that has finished, and may have begun to train.
             raise Refused(f"{folder} has just been prepared by another process; run the same command again")
         if column_file(folder, 0, _RECORD).is_file():
@@ -84,7 +84,7 @@ def _leave(folder: Path, is_new: bool) -> None:
         folder.rmdir()
 
 
-def _is_named(file: IO, path: Path) -> bool:
+def is_named(file: IO, path: Path) -> bool:
     """Say whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -151,22 +151,22 @@ class Growing:
 
     def write(self, folder: Path, number: int, token_dtype: str) -> Shard:
         """Put the shard on the disk: its columns, then the record that makes it whole."""
-        files = {}
-        for name, chunks in self._columns(np.dtype(token_dtype).newbyteorder("<")):
-            files[name] = _write(column_file(folder, number, name), chunks)
-        shard = self._shard(files)
-        sync(folder)
+        columns = self._columns(np.dtype(token_dtype).newbyteorder("<"))
+        shard = self._shard(
+            {name: File(*astuple(files.write(column_file(folder, number, name), chunks))) for name, chunks in columns}
+        )
+        files.sync(folder)
         record = {"shard": asdict(shard), "left_out": tally_json(self.left_out)}
-        write_json(column_file(folder, number, _RECORD), signed(record))
+        files.replace(column_file(folder, number, _RECORD), _json(signed(record)))
         return shard
 
     def measured(self, token_dtype: str) -> Shard:
         """Say what the shard would be on the disk."""
         columns = self._columns(np.dtype(token_dtype).newbyteorder("<"))
-        return self._shard({name: _measured(chunks) for name, chunks in columns})
+        return self._shard({name: File(*astuple(files.measure(chunks))) for name, chunks in columns})
 
-    def _shard(self, files: Mapping[str, File]) -> Shard:
-        return Shard(self.documents, self.tokens, self.trained, self.read, self.chats, files)
+    def _shard(self, columns: Mapping[str, File]) -> Shard:
+        return Shard(self.documents, self.tokens, self.trained, self.read, self.chats, columns)
 
     def _columns(self, dtype: np.dtype) -> Iterator[tuple[str, Iterable[bytes | np.ndarray]]]:
         parts = self.parts
@@ -186,7 +186,7 @@ class Growing:
 
 def publish(folder: Path, index: Index) -> None:
     """Make a folder of whole shards prepared data: the index appears at once, when all else is on the disk."""
-    write_json(folder / INDEX, index.to_json())
+    files.replace(folder / INDEX, _json(index.to_json()))
     clear(folder)
 
 
@@ -195,54 +195,11 @@ def clear(folder: Path) -> None:
     for path in folder.glob(f"*.{_RECORD}"):
         if _OURS.fullmatch(path.name):
             path.unlink(missing_ok=True)  # of two that do this at a time the other was faster
-    sync(folder)
-
-
-def write_json(path: Path, values: dict) -> None:
-    """Write a file that is there whole or not at all."""
-    fresh = path.with_name(f".{path.name}")
-    _write(fresh, [_json(values)])
-    os.replace(fresh, path)
-    sync(path.parent)
+    files.sync(folder)
 
 
 def _json(values: dict) -> bytes:
     return json.dumps(values, indent=1).encode()
-
-
-def sync(folder: Path) -> None:
-    """Put a folder's names on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, chunks: Iterable[bytes | np.ndarray]) -> File:
-    digest, num_bytes = hashlib.sha256(), 0
-    try:
-        with open(path, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-                digest.update(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-            num_bytes = file.tell()
-    except OSError as error:
-        raise Refused(
-            f"{path} can't be written ({error.strerror}); make room, or mend what is said, and run the same command "
-            f"again: it goes on where it was"
-        ) from error
-    return File(num_bytes, digest.hexdigest())
-
-
-def _measured(chunks: Iterable[bytes | np.ndarray]) -> File:
-    digest, num_bytes = hashlib.sha256(), 0
-    for chunk in chunks:
-        digest.update(chunk)
-        num_bytes += memoryview(chunk).nbytes
-    return File(num_bytes, digest.hexdigest())
 
 
 def _starts(lengths: list[np.ndarray]) -> np.ndarray:

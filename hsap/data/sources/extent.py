@@ -33,23 +33,26 @@ def _stated(source: DataSet) -> Iterator[tuple[str, int, int]]:
         if not isinstance(file, Path):  # an object of Hugging Face's library
             yield str(getattr(file, "_fingerprint", "")), len(file) if hasattr(file, "__len__") else 0, 0
             continue
-        for path in _files(file, source.format):
+        for path, name in _files(file, source.format):
             # Of a tree links are left out, and may lead nowhere.
             found = path.stat() if path.exists() else path.lstat()
-            yield path.name, found.st_size, found.st_mtime_ns
+            yield name, found.st_size, found.st_mtime_ns
 
 
-def _files(file: Path, format: str) -> Iterator[Path]:
-    """Walk the files that one entry of a source stands for."""
+def _files(file: Path, format: str) -> Iterator[tuple[Path, str]]:
+    """Walk the files that one entry of a source stands for, with names that tell those in folders apart."""
     if format == "mds":
         file = file.parent
     if file.is_dir():
         for root, folders, names in os.walk(file):
             folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
-            yield from (Path(root, name) for name in sorted(names) if name not in LEFT_OUT)
+            paths = [Path(root, name) for name in sorted(names) if name not in LEFT_OUT]
+            # A file that moves to another folder becomes part of another place, or of another document.
+            above = file.parent if format == "source_trees" else file
+            yield from ((path, str(path.relative_to(above))) for path in paths)
         return
-    yield file
+    yield file, file.name
     for suffix in _BESIDE.get(format, ()):
         beside = file.with_suffix(suffix) if format == "megatron" else file.with_name(file.name + suffix)
         if beside.is_file():
-            yield beside
+            yield beside, beside.name

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from hsap.files import Written, replace, sha256, sync
 from hsap.ir.check import Refused, instance, one_line, shown, whole
-from hsap.tensorfile import Written
 from hsap.train.config import TrainConfig
 
 LATEST, STATE = "latest", "hsap.json"
@@ -20,7 +20,6 @@ LATEST, STATE = "latest", "hsap.json"
 _NEEDED = ("step", "cursor", "topology", "identity", "adam_steps", "files", "sha256")
 _NAME, _FILE = re.compile(r"step(0|[1-9][0-9]*)"), re.compile(r"rank(0|[1-9][0-9]*)\.safetensors")
 """Of a checkpoint and of its files; no name that a file gives leads elsewhere."""
-_CHUNK = 1 << 22
 
 
 def folder(config: TrainConfig) -> Path:
@@ -46,15 +45,12 @@ def publish(home: Path, step: int, state: Mapping[str, object], files: Mapping[s
                 f"{fresh / name} isn't there as a rank wrote it; out= must lie where all nodes see the same files"
             )
     content = {**state, "files": {name: asdict(written) for name, written in files.items()}}
-    _write(fresh / STATE, json.dumps({**content, "sha256": _digest(content)}, indent=1))
-    _sync(fresh)
+    replace(fresh / STATE, json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
     # A checkpoint of this step can only be what a run that was resumed from an earlier one has left.
     _drop(home_now)
     os.rename(fresh, home_now)
-    _sync(home)
-    _write(home / f".{LATEST}.tmp", home_now.name)
-    os.replace(home / f".{LATEST}.tmp", home / LATEST)
-    _sync(home)
+    sync(home)
+    replace(home / LATEST, home_now.name.encode())
     steps = _steps(home)
     for old in [s for s in steps if s > step] + [s for s in steps if s <= step][:-keep]:
         _drop(home / f"step{old}")
@@ -64,7 +60,7 @@ def clear_unfinished(home: Path) -> None:
     """Drop what a crash while writing has left."""
     for path in home.glob(".step*"):
         shutil.rmtree(path, ignore_errors=True)
-    (home / f".{LATEST}.tmp").unlink(missing_ok=True)
+    (home / f".{LATEST}").unlink(missing_ok=True)
 
 
 def read_state(config: TrainConfig) -> dict:
@@ -114,13 +110,10 @@ def damage(checkpoint: Path, state: dict, names: Iterable[str]) -> str | None:
     """Compare files of a checkpoint with their checksums: None if all agree, else what is wrong with the first."""
     for name in names:
         try:
-            with open(checkpoint / name, "rb") as file:
-                digest = hashlib.sha256()
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
+            found = sha256(checkpoint / name)
         except OSError as error:
             return f"{checkpoint / name} can't be read ({error.strerror})"
-        if digest.hexdigest() != state["files"][name]["sha256"]:
+        if found != state["files"][name]["sha256"]:
             return f"{checkpoint / name} is damaged: it doesn't have the SHA-256 that {STATE} says"
     return None
 
@@ -233,19 +226,3 @@ def _drop(checkpoint: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(checkpoint, gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _write(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    """Put a folder's names on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsap.tensorfile import Written, write_tensors
+from hsap.files import Written
+from hsap.tensorfile import write_tensors
 from hsap.train.checkpoints import sharding
 from hsap.train.checkpoints.folder import clear_unfinished, damage, folder, publish, refusal, unfinished
 from hsap.train.checkpoints.tensors import Pieces, key

@@ -38,6 +38,14 @@ def test_an_ordinary_token_of_its_own_is_fine_and_unknown_ones_are_told(tmp_path
     assert "words: <|im_start|> (unknown); right" in markers.told(template)
 
 
+def test_markers_of_any_characters_and_number_are_told_in_a_short_paragraph(bytes_tokenizer, tmp_path):
+    odd = ["<|\x1b[2J|>", f"<|{'long' * 5000}|>", *(f"<|{i}|>" for i in range(2000))]
+    (tmp_path / "own.jinja").write_text("".join(odd))
+    told = markers.told(load_template(str(tmp_path / "own.jinja"), bytes_tokenizer))
+    assert told.isprintable() and len(told) < 2000
+    assert r"<|\x1b[2J|> (8 tokens), " in told and " and 1990 more; " in told
+
+
 def save_words(path, words):
     """Save a tokenizer that knows these words only."""
     from tokenizers import Tokenizer, models

@@ -366,12 +366,18 @@ def test_what_is_no_template_names_the_setting(tmp_path, bytes_tokenizer):
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "none.json").write_text("{}")
+    (tmp_path / "odd.json").write_text('{"chat_template": [{"name": [], "template": ""}]}')
+    (tmp_path / "bytes.jinja").write_bytes(b"\xff{{ messages }}")
+    (tmp_path / "deep.jinja").write_text(f"{{{{ {'(' * 5000}1{')' * 5000} }}}}")
     for name, words in (
         ("bad.jinja", r"bad.jinja, line 2: .*data.chat_template"),
         ("config.json", r"not valid JSON"),
         ("list.json", r"not an object"),
         ("none.json", r"no chat template there; set it to chatml, llama2, mistral"),
         ("missing", r"no chat template there"),
+        ("odd.json", r"no chat template there"),
+        ("bytes.jinja", r"bytes.jinja: a chat template must be UTF-8"),
+        ("deep.jinja", r"deep.jinja: .*recursion.*data.chat_template"),
     ):
         with pytest.raises(ValueError, match=words):
             load_template(str(tmp_path / name), bytes_tokenizer)
