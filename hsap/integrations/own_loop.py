@@ -33,6 +33,7 @@ from hsap.ir.mask import Mask, distinct_masks, parse_layers
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.span import positions
+from hsap.models.loss import wide_dtype
 from hsap.runtime.attention import attention
 from hsap.runtime.executor import Executor, Session
 from hsap.runtime.groups import Mesh, make_mesh
@@ -233,13 +234,14 @@ class SequenceParallel:
         the mean over all targets of all ranks, ZeRO, FSDP and DDP alike. Collective over the ranks that average.
 
         num_targets: of this SP group, over all micro-batches of the step (`Shard.num_targets`, summed). accumulation:
-        what the wrapper divides the loss by (DeepSpeed and accelerate do), 1 for those that don't. Returns a float64
-        scalar on the device, without waiting for it.
+        what the wrapper divides the loss by (DeepSpeed and accelerate do), 1 for those that don't. Returns a float32
+        scalar (float64 for float64) on the device, without waiting for it.
         """
         own = num_targets if self.mesh.sp_rank == 0 else 0
         total = torch.tensor(own, dtype=torch.int64, device=self.device)
         dist.all_reduce(total, group=self._averaged)
-        return dist.get_world_size(self._averaged) * accumulation / total.clamp(min=1).double()
+        scale = dist.get_world_size(self._averaged) * accumulation / total.clamp(min=1).double()
+        return scale.to(wide_dtype(TORCH_DTYPES[self.heads.dtype]))
 
     def close(self) -> None:
         """End the processes that plan."""

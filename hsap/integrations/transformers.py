@@ -210,6 +210,14 @@ class _Adapter:
                 )
         scale = kwargs.get("loss_scale"), kwargs.get("num_items_in_batch")
         self.call = _Call(shard, targets, scale, self.windows)
+        if not shard.num_tokens:
+            # Models reshape by a size to be inferred, which no rows have; one row more that nobody attends to does.
+            one = torch.zeros(1, 1, dtype=torch.int64, device=shard.rows.device)
+            rest["position_ids"] = one
+            if rest.get("inputs_embeds") is None:
+                rest["input_ids"] = one
+            else:
+                rest["inputs_embeds"] = F.pad(rest["inputs_embeds"], (0, 0, 0, 1))
         return (), {**rest, "use_cache": False, "return_dict": True, SHARD: self.call}
 
     def targets(self, shard: Shard, kwargs: dict) -> Tensor | None:
@@ -236,9 +244,11 @@ class _Adapter:
     def losses(self, hidden_1TC: Tensor) -> Tensor:
         """The lm head's forward: the sum of token losses, [1, 1, 1], where there are targets, else the logits."""
         call = self.call
-        if call is None or call.targets is None:
+        if call is None:
             return self.logits(hidden_1TC)
-        weight, hidden_TC = self.head.weight, hidden_1TC.reshape(-1, hidden_1TC.shape[-1])
+        if call.targets is None:
+            return self.logits(hidden_1TC[:, : call.shard.num_tokens])
+        weight, hidden_TC = self.head.weight, hidden_1TC[0, : call.shard.num_tokens]
         if self.head.bias is not None:
             # One column more says the same, and one product gives both gradients.
             weight = torch.cat((weight, self.head.bias[:, None]), dim=1)
@@ -316,8 +326,12 @@ def attend(
             "attention here takes one row of packed documents, and one width for queries, keys and values"
         )
     call.layers.add(layer)
-    factor = scaled_by(scaling, query.shape[-1])
+    factor, num_rows, device = scaled_by(scaling, query.shape[-1]), query.shape[2], query.device.type
     if factor != 1.0:
         query = query * factor
-    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return call.shard.attention(*rows, layer)[None], None
+    if torch.is_autocast_enabled(device):
+        # As torch's own attention does: rotary embedding may have left queries and keys in float32.
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    rows = (tensor[0].transpose(0, 1)[: call.shard.num_tokens] for tensor in (query, key, value))
+    o_THD = call.shard.attention(*rows, layer)
+    return F.pad(o_THD, (0, 0, 0, 0, 0, num_rows - call.shard.num_tokens))[None], None

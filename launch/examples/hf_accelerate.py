@@ -61,7 +61,6 @@ def main() -> None:
         accelerator.unwrap_model(model).save_pretrained(given.out)
     sp.close()
     accelerator.end_training()
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
