@@ -81,7 +81,9 @@ def check_model(model: nn.Module, config: Any) -> None:
     if not getattr(config, "is_causal", True):
         raise ValueError(f"transformers: {_name(config)} isn't causal; HSAP trains causal language models only")
     if (kind := getattr(config, "position_embedding_type", None)) not in (None, *_POSITIONS):
-        raise ValueError(f"transformers: {_name(config)} has position_embedding_type={shown(kind)}, a bias in attention")
+        raise ValueError(
+            f"transformers: {_name(config)} has position_embedding_type={shown(kind)}, a bias in attention"
+        )
     for kind in _rope_types(config):
         if kind not in KNOWN_ROPE:
             raise ValueError(

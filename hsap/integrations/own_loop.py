@@ -203,12 +203,13 @@ class SequenceParallel:
         shape = Shape.of(micro)
         if not self._ahead:
             self.plan_ahead(shape.lengths, shape.sequences)
-        planned = self._ahead.popleft()
+        planned = self._ahead[0]
         if planned != shape:
             raise ValueError(
                 f"sequence parallel: a batch of {len(shape.lengths)} documents is loaded where plan_ahead was given "
                 f"another one, of {len(planned.lengths)} documents; load in the order of plan_ahead, the same documents"
             )
+        self._ahead.popleft()
         plan = self._fetch()
         layout = plan.problem.layout
         if (layout.lengths, layout.sequences) != (shape.lengths, shape.sequences):
@@ -269,7 +270,9 @@ def _layer_masks(masks: str | Sequence[Mask | str]) -> tuple[Mask, ...]:
         return parse_layers(masks)
     layers = tuple(mask if isinstance(mask, Mask) else Mask.parse(mask) for mask in masks)
     if not layers:
-        raise ValueError("sequence parallel: masks is an empty list; give a mask, as in 'causal', or one for each layer")
+        raise ValueError(
+            "sequence parallel: masks is an empty list; give a mask, as in 'causal', or one for each layer"
+        )
     return layers
 
 

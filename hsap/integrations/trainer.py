@@ -76,9 +76,7 @@ class SequenceParallelTrainer(Trainer):
             )
         sp, seed = self.sequence_parallel, self.args.data_seed if self.args.data_seed is not None else self.args.seed
         sampler = DistributedSampler(data, sp.dp_size, sp.dp_rank, shuffle, seed)
-        return DataLoader(
-            data, batch_size, sampler=sampler, collate_fn=self.data_collator, drop_last=drop_last
-        )
+        return DataLoader(data, batch_size, sampler=sampler, collate_fn=self.data_collator, drop_last=drop_last)
 
 
 def check_arguments(arguments: TrainingArguments) -> None:

@@ -169,6 +169,7 @@ class _Adapter:
             chunk_tokens,
         )
         self.call: _Call | None = None
+        self.checked = False
         self.head = model.get_output_embeddings()
         self.logits = self.head.forward
         self.head.forward = self.losses
@@ -198,7 +199,9 @@ class _Adapter:
                     "for packed documents split over ranks; leave it out"
                 )
         if kwargs.get("use_cache"):
-            raise ValueError(f"transformers: {self.name} was given use_cache=True; a rank has no keys of others to keep")
+            raise ValueError(
+                f"transformers: {self.name} was given use_cache=True; a rank has no keys of others to keep"
+            )
         targets = self.targets(shard, kwargs)
         rest = {name: value for name, value in kwargs.items() if name not in _OURS}
         rest.setdefault("position_ids", shard.positions[None])
@@ -258,8 +261,8 @@ class _Adapter:
             weight, hidden_TC = (t.to(torch.get_autocast_dtype(device)) for t in (weight, hidden_TC))
         with torch.autocast(device, enabled=False):
             total = token_loss_sum(hidden_TC, weight, call.targets, self.chunk_tokens)
-        call.loss = total.view(1, 1, 1)
-        return call.loss
+        call.loss = total.detach().clone()
+        return total.view(1, 1, 1)
 
     def after(self, model: PreTrainedModel, args: tuple, kwargs: dict, output: Any) -> Any:
         """Check that the model did what we take it to do, and put the loss where it is looked for."""
@@ -273,14 +276,20 @@ class _Adapter:
             )
         if call.targets is None:
             return None
-        if output.logits is not call.loss or call.loss._version:
-            raise ValueError(
-                f"transformers: {self.name} changes its logits behind the lm head (a soft cap or a scale), which the "
-                "loss here wouldn't know of; train another model, or set that factor to 1 or null"
-            )
+        if call.loss is None:
+            raise ValueError(f"transformers: {self.name} didn't call its lm head, which computes the loss here")
+        if not self.checked:
+            # Once: it waits for the device. ZeRO-3 puts a node of its own behind the head, so it is another tensor.
+            total = output.logits.detach()
+            if total.numel() != 1 or total.to(call.loss.dtype).reshape(()) != call.loss:
+                raise ValueError(
+                    f"transformers: {self.name} changes its logits behind the lm head (a soft cap or a scale), which "
+                    "the loss here wouldn't know of; train another model, or set that factor to 1 or null"
+                )
+            self.checked = bool(call.loss != 0)
         # By the argument that is given: a scale has the size of the world in it, Trainer multiplies by that itself.
-        scale, count = call.scale
-        loss = call.loss.view(()) * scale if count is None else call.loss.view(()) / count
+        total, (scale, count) = output.logits.view(()), call.scale
+        loss = total * scale if count is None else total / count
         return type(output)(**{**output, "loss": loss, "logits": None})
 
 

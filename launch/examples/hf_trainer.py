@@ -10,6 +10,7 @@ the trained model to the folder that --out names.
 from __future__ import annotations
 
 import argparse
+import json
 
 import torch
 import transformers
@@ -47,6 +48,9 @@ def main() -> None:
     sp = sequence_parallel(model, given.topology)
     trainer = SequenceParallelTrainer(model, arguments, train_dataset=features(128), sequence_parallel=sp)
     trainer.train()
+    if trainer.is_world_process_zero():
+        for step, told in enumerate(trainer.state.log_history[:-1]):
+            print(json.dumps({"step": step, "loss": told["loss"], "grad_norm": told["grad_norm"]}), flush=True)
     trainer.save_model(given.out)
     sp.close()
     torch.distributed.destroy_process_group()

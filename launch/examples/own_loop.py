@@ -68,7 +68,7 @@ def main(topology: str) -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if torch.cuda.is_available():
         torch.cuda.set_device(dist.get_node_local_rank())
-    sp = hsap.SequenceParallel(topology, HEADS, MASKS, planner="auto")
+    sp = hsap.SequenceParallel(topology, HEADS, MASKS)
 
     torch.manual_seed(0)
     model = Model().to(sp.device)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,10 @@ FAMILIES = {
     "qwen3_moe": ("Qwen3Moe", {**SHARED, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}),
     "gemma2": ("Gemma2", {**SHARED, **CAPS, "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 24}),
     "phi_with_a_biased_head": ("Phi", SHARED),
-    "gpt2": ("GPT2", {"model": "GPT2LMHeadModel", "n_inner": 28, "scale_attn_by_inverse_layer_idx": True, **NO_DROPOUT}),
+    "gpt2": (
+        "GPT2",
+        {"model": "GPT2LMHeadModel", "n_inner": 28, "scale_attn_by_inverse_layer_idx": True, **NO_DROPOUT},
+    ),
 }
 
 
@@ -136,7 +140,11 @@ REFUSED = {
     "not causal": ("Llama", {**SHARED, "is_causal": False}, "causal"),
     "latent": ("DeepseekV3", {"n_routed_experts": 4, "n_group": 2}, "128 elements a head"),
     "scan": ("FalconH1", SHARED, "outside of attention"),
-    "rope by length": ("Llama", {**SHARED, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rotary scaling"),
+    "rope by length": (
+        "Llama",
+        {**SHARED, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "rotary scaling",
+    ),
     "encoder and decoder": ("T5", {"model": "T5ForConditionalGeneration", "num_layers": 1}, "is_encoder_decoder"),
     "no language model": ("Llama", {**SHARED, "model": "LlamaModel"}, "lm head"),
 }
@@ -199,3 +207,46 @@ def test_features_that_are_no_documents_are_refused():
         collate([{"input_ids": [1, 2, 0], "attention_mask": [1, 1, 0]}])
     with pytest.raises(ValueError, match="document 0"):
         collate([{"input_ids": [1, 2, 0], "labels": [1, 2]}])
+
+
+TRAINER_S = {
+    "average_tokens_across_devices": False,
+    "label_smoothing_factor": 0.1,
+    "dataloader_num_workers": 2,
+    "batch_eval_metrics": True,
+}
+
+
+@pytest.mark.parametrize("name", TRAINER_S)
+def test_trainer_s_arguments_that_change_the_loss_are_refused(name, tmp_path):
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    from hsap.integrations.trainer import check_arguments
+
+    check_arguments(transformers.TrainingArguments(tmp_path, use_cpu=True))
+    with pytest.raises(ValueError, match=name) as error:
+        check_arguments(transformers.TrainingArguments(tmp_path, use_cpu=True, **{name: TRAINER_S[name]}))
+    assert "\n" not in str(error.value)
+
+
+def test_trainer_deals_documents_to_sp_groups_and_evaluates(tmp_path):
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    from hsap.integrations.trainer import SequenceParallelTrainer
+
+    model, sp = prepared("Llama", **SHARED)
+    arguments = transformers.TrainingArguments(
+        tmp_path, use_cpu=True, per_device_train_batch_size=2, per_device_eval_batch_size=4, report_to="none"
+    )
+    features = stock.documents([3, 4, 5, 6, 7, 8])
+    trainer = SequenceParallelTrainer(
+        model, arguments, train_dataset=features, eval_dataset=stock.documents(LENGTHS), sequence_parallel=sp
+    )
+    expected = stock.loss(build("Llama", **SHARED), stock.documents(LENGTHS)).item()
+    assert abs(trainer.evaluate()["eval_loss"] - expected) <= 1e-5
+    seen = []
+    for dp_rank in range(2):
+        trainer.sequence_parallel = SimpleNamespace(dp_size=2, dp_rank=dp_rank)
+        trainer.data_collator = lambda documents: [len(one["input_ids"]) for one in documents]
+        batches = list(trainer.get_train_dataloader())
+        assert [len(batch) for batch in batches] == [2, 1]
+        seen += [length for batch in batches for length in batch]
+    assert sorted(seen) == [3, 4, 5, 6, 7, 8] and seen != sorted(seen)
