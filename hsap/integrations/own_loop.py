@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -320,7 +321,7 @@ def _given_mesh(topology: Topology, group: dist.ProcessGroup, average_over: dist
 
 def _seen_by(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
     """Give the machines as an SP group sees them, of whose nodes it has every n-th rank where others stand between."""
-    strides = {after - before for before, after in zip(ranks, ranks[1:])} or {1}
+    strides = {after - before for before, after in pairwise(ranks)} or {1}
     stride = min(strides)
     per_node = cluster.ranks_per_node
     if len(strides) > 1 or stride < 1 or (per_node % stride and per_node > stride):

@@ -81,6 +81,11 @@ def sequence_parallel(
             f"transformers: {type(model).__name__} takes no position_ids, so a rank can't tell it where in their "
             "documents its rows are; train a model that takes them"
         )
+    if getattr(model, "_tp_size", None) not in (None, 1):
+        raise ValueError(
+            "transformers: the model is loaded in tensor-parallel shares (tp_plan), of whose groups nothing is known "
+            "here; load it whole, or give HSAP a share of the heads in a loop of your own (hsap.SequenceParallel)"
+        )
     asked = read_masks(config)
     if masks is None:
         masks, windows = asked, tuple(mask.parameters[0] if mask.parameters else None for mask in asked)
@@ -239,8 +244,8 @@ class _Adapter:
             )
         if targets is not None and (kwargs.get("loss_scale") is None) == (kwargs.get("num_items_in_batch") is None):
             raise ValueError(
-                f"transformers: the loss of {self.name} needs loss_scale=sp.loss_scale(targets) or num_items_in_batch=, "
-                "one of them: a rank can't know how many targets the others have, and a mean over its own is wrong"
+                f"transformers: the loss of {self.name} needs loss_scale=sp.loss_scale(targets) or num_items_in_batch=: "
+                "a rank can't know how many targets the others have, and a mean over its own is wrong"
             )
         return targets
 

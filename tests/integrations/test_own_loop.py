@@ -42,9 +42,7 @@ def test_loss_and_gradients_are_those_of_one_process(four_ranks, way):
         got, got_gradients = told[way]
         torch.testing.assert_close(got, loss, rtol=1e-10, atol=0)
         for name, gradient in gradients.items():
-            torch.testing.assert_close(
-                got_gradients[name], gradient, rtol=1e-9, atol=1e-12, msg=lambda m: f"{name}: {m}"
-            )
+            assert (got_gradients[name] - gradient).abs().max() <= 1e-10 * gradient.abs().max(), name
 
 
 @pytest.mark.slow

@@ -158,6 +158,13 @@ def test_what_would_be_left_out_is_refused_by_name(name):
     assert "\n" not in str(error.value)
 
 
+def test_a_model_in_tensor_parallel_shares_is_refused():
+    model = build("Llama", **SHARED)
+    model._tp_size = 2
+    with pytest.raises(ValueError, match="tp_plan"):
+        sequence_parallel(model, "1x1")
+
+
 def forward(model, sp, **more):
     batch = Collator(sp)(stock.documents(LENGTHS))
     return model(**{**batch, "loss_scale": 1.0, **more})

@@ -1,4 +1,4 @@
-"""One rank of four: Hugging Face models under DeepSpeed and sequence parallelism, beside stock ones in one process."""
+"""One rank of four: Hugging Face models under sequence parallelism with DeepSpeed and FSDP2, beside stock ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from hsap.integrations.transformers import Collator, sequence_parallel
 from tests.integrations import stock
@@ -93,6 +94,27 @@ def train(family: str, topology: str, stage: int, recompute: bool) -> None:
     dist.barrier()
 
 
+def train_by_fsdp(family: str, topology: str) -> None:
+    expected = train_alone(family) if dist.get_rank() == 0 else None
+    model = build(family)
+    sp = sequence_parallel(model, topology)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for step, micro_steps in enumerate(STEPS):
+        batch = Collator(sp)([one for i, micro in enumerate(micro_steps) for one in documents(step, i, micro)])
+        loss = model(**batch, loss_scale=sp.loss_scale(batch["hsap"].num_targets)).loss
+        loss.backward()
+        mean = loss.detach() / dist.get_world_size()
+        dist.all_reduce(mean)
+        gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+        if expected is not None:
+            compare(f"{family} {topology} FSDP2 step {step}", mean.item(), gradients, *expected[step])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def compare(case: str, loss: float, gradients: dict, wanted_loss: float, wanted: dict) -> None:
     assert abs(loss - wanted_loss) <= 1e-5, f"{case}: loss {loss}, {wanted_loss}"
     ratio = stock.norm(gradients.values()) / stock.norm(wanted.values())
@@ -138,6 +160,7 @@ def main() -> None:
     check_leaks("Llama", "4x1")
     for case in cases:
         train(*case)
+    train_by_fsdp("Qwen2", "2x2")
     deepspeed.comm.destroy_process_group()
 
 
