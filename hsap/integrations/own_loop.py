@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from hsap import clusters
 from hsap.data.batch import MicroBatch, build_micro_batch
@@ -102,9 +103,9 @@ class SequenceParallel:
     topology: "4x2" is 4 InterSP by 2 IntraSP. heads: of one layer, with the dtype of q, k and v. masks: one for all
     layers, a pattern that is repeated (`window:1024*5+causal`), or a list with one a layer. planner, options: as
     `hsap.compile`'s; with auto one rank of a group chooses for all. cluster: a `Cluster`, a preset or a YAML file.
-    device: None for this process's CUDA device if there is one, else the CPU. kernel: attention's. wire_dtype: of
-    partial results on the network (None: q's). verify: whether every plan is proved right before it is used. workers:
-    processes of this rank that plan; 0: planning takes place in `load` and `plan_ahead`.
+    device: None for this process's CUDA device, or the CPU where there is none or ranks talk by gloo. kernel:
+    attention's. wire_dtype: of partial results on the network (None: q's). verify: whether every plan is proved right
+    before it is used. workers: processes of this rank that plan; 0: planning takes place in `load` and `plan_ahead`.
     group: this process's SP group, ranks in plan order; None: the world is dp × inter_sp × intra_sp, SP innermost.
     average_over: the ranks over which the loop averages gradients; None: all.
     Errors: ValueError if there is no process group, or world, heads, masks or options don't fit.
@@ -135,7 +136,10 @@ class SequenceParallel:
         self.topology = topology if isinstance(topology, Topology) else Topology.parse(topology)
         self.layer_masks = _layer_masks(masks)
         self.device = _own_device() if device is None else torch.device(device)
-        self.mesh = make_mesh(self.topology) if group is None else _given_mesh(self.topology, group, average_over)
+        if group is None:
+            self.mesh = make_mesh(self.topology)
+        else:
+            self.mesh = _given_mesh(self.topology, group, average_over, self.device)
         ranks = dist.get_process_group_ranks(self.mesh.sp)
         cluster = clusters.read(cluster) if isinstance(cluster, str) else cluster or Cluster()
         distinct, self._indices = distinct_masks(self.layer_masks)
@@ -200,6 +204,11 @@ class SequenceParallel:
         documents of each pack, where the micro-batch has several (one planner, basp, needs to know).
         Errors: ValueError where ranks or `plan_ahead` were given other lengths, or as `hsap.compile`.
         """
+        if get_worker_info() is not None:
+            raise ValueError(
+                "sequence parallel: a batch is loaded in a worker of a DataLoader; the ranks of an SP group load "
+                "together, so do it in the training process: num_workers=0 where collate_fn loads"
+            )
         micro = _micro_batch(lengths, labels, sequences)
         shape = Shape.of(micro)
         if not self._ahead:
@@ -296,7 +305,9 @@ def _micro_batch(lengths: Iterable[int], labels: object, sequences: Sequence[int
     return build_micro_batch(store, packs, max(layout.num_tokens, 1))
 
 
-def _given_mesh(topology: Topology, group: dist.ProcessGroup, average_over: dist.ProcessGroup | None) -> Mesh:
+def _given_mesh(
+    topology: Topology, group: dist.ProcessGroup, average_over: dist.ProcessGroup | None, device: torch.device
+) -> Mesh:
     """This process's place in an SP group that the loop made; which of the groups it is follows from their ranks."""
     ranks = dist.get_process_group_ranks(group)
     if len(ranks) != topology.num_ranks:
@@ -304,8 +315,6 @@ def _given_mesh(topology: Topology, group: dist.ProcessGroup, average_over: dist
             f"sequence parallel: topology {topology} has {topology.num_ranks} ranks, the group that was given "
             f"{len(ranks)}; give a topology that fits, or another group"
         )
-    backend = dist.get_backend(average_over)
-    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
     firsts = torch.zeros(dist.get_world_size(average_over), dtype=torch.int64, device=device)
     mine = torch.tensor([ranks[0]], dtype=torch.int64, device=device)
     dist.all_gather(list(firsts.split(1)), mine, group=average_over)
@@ -333,6 +342,6 @@ def _seen_by(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
 
 
 def _own_device() -> torch.device:
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and dist.get_backend() != "gloo":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from hsap.integrations.own_loop import SequenceParallel
 from hsap.integrations.transformers import Collator
@@ -76,7 +76,21 @@ class SequenceParallelTrainer(Trainer):
             )
         sp, seed = self.sequence_parallel, self.args.data_seed if self.args.data_seed is not None else self.args.seed
         sampler = DistributedSampler(data, sp.dp_size, sp.dp_rank, shuffle, seed)
-        return DataLoader(data, batch_size, sampler=sampler, collate_fn=self.data_collator, drop_last=drop_last)
+        return _Documents(data, batch_sampler=_Batches(sampler, batch_size, drop_last), collate_fn=self.data_collator)
+
+
+class _Batches(BatchSampler):
+    """Batches of a sampler that is told the epoch; by this name Trainer finds it in a run that goes on."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+
+class _Documents(DataLoader):
+    """A loader that is told the epoch, without which every epoch would have the order of the first."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)
 
 
 def check_arguments(arguments: TrainingArguments) -> None:

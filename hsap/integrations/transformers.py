@@ -244,8 +244,9 @@ class _Adapter:
             )
         if targets is not None and (kwargs.get("loss_scale") is None) == (kwargs.get("num_items_in_batch") is None):
             raise ValueError(
-                f"transformers: the loss of {self.name} needs loss_scale=sp.loss_scale(targets) or num_items_in_batch=: "
-                "a rank can't know how many targets the others have, and a mean over its own is wrong"
+                f"transformers: the loss of {self.name} needs loss_scale=sp.loss_scale(targets) or "
+                "num_items_in_batch=: a rank doesn't know how many targets the others have, and a mean over its own is "
+                "wrong"
             )
         return targets
 

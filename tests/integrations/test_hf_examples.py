@@ -56,7 +56,13 @@ def alone():
 def test_two_ranks_train_as_one_process_does(name, optimizer, alone, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
     options = ["--out", str(tmp_path), "--optim", optimizer, "--lr", str(LEARNING_RATE)]
     done = subprocess.run(
         [*command, str(EXAMPLES / f"{name}.py"), "2x1", *options],

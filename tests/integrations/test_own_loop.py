@@ -135,7 +135,12 @@ def by_torch(q, k, v, layer):
 def test_the_example_with_fsdp2_trains_as_one_process_does():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
     done = subprocess.run(
         [*command, str(EXAMPLES / "own_loop.py"), "2x1"], env=environment, capture_output=True, text=True, timeout=600
     )

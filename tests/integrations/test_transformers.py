@@ -1,12 +1,16 @@
 """Models of transformers under sequence parallelism in a world of one process: families, loss, and what is refused."""
 
 import copy
+import importlib.util
+import itertools
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed here")
@@ -158,6 +162,15 @@ def test_what_would_be_left_out_is_refused_by_name(name):
     assert "\n" not in str(error.value)
 
 
+def test_without_transformers_it_says_what_to_install(monkeypatch):
+    import hsap.integrations.transformers as here
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    spec = importlib.util.spec_from_file_location("hsap_without_transformers", here.__file__)
+    with pytest.raises(ImportError, match=r"pip install 'hsap\[transformers\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 def test_a_model_in_tensor_parallel_shares_is_refused():
     model = build("Llama", **SHARED)
     model._tp_size = 2
@@ -216,6 +229,13 @@ def test_features_that_are_no_documents_are_refused():
         collate([{"input_ids": [1, 2, 0], "labels": [1, 2]}])
 
 
+def test_batches_are_not_loaded_in_workers():
+    _, sp = prepared("Llama", **SHARED)
+    loader = DataLoader(stock.documents([3, 4]), 2, num_workers=1, collate_fn=Collator(sp))
+    with pytest.raises(ValueError, match="num_workers=0"):
+        next(iter(loader))
+
+
 TRAINER_S = {
     "average_tokens_across_devices": False,
     "label_smoothing_factor": 0.1,
@@ -257,3 +277,42 @@ def test_trainer_deals_documents_to_sp_groups_and_evaluates(tmp_path):
         assert [len(batch) for batch in batches] == [2, 1]
         seen += [length for batch in batches for length in batch]
     assert sorted(seen) == [3, 4, 5, 6, 7, 8] and seen != sorted(seen)
+
+
+def test_trainer_goes_on_where_it_stopped_and_shuffles_each_epoch(tmp_path):
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    from hsap.integrations.trainer import SequenceParallelTrainer
+
+    def train(folder, resume=None):
+        drawn = []
+
+        def collate(features):
+            drawn.append([len(one["input_ids"]) for one in features])
+            return Collator(sp)(features)
+
+        model, sp = prepared("Llama", **SHARED)
+        arguments = transformers.TrainingArguments(
+            *(folder,),
+            use_cpu=True,
+            per_device_train_batch_size=2,
+            num_train_epochs=3,
+            save_steps=5,
+            learning_rate=0.01,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        features = stock.documents([3, 4, 5, 6, 7, 8])
+        trainer = SequenceParallelTrainer(
+            model, arguments, train_dataset=features, sequence_parallel=sp, data_collator=collate
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return drawn, model
+
+    drawn, model = train(tmp_path / "one")
+    epochs = [drawn[i : i + 3] for i in (0, 3, 6)]
+    assert all(sorted(itertools.chain(*epoch)) == [3, 4, 5, 6, 7, 8] for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    again, resumed = train(tmp_path / "two", resume=str(tmp_path / "one" / "checkpoint-5"))
+    assert again == drawn[5:]
+    for one, other in zip(model.parameters(), resumed.parameters()):
+        assert torch.equal(one, other)

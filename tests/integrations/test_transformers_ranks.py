@@ -15,7 +15,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def test_four_ranks_train_as_stock_models_do_in_one_process():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
     done = subprocess.run(
         [*command, str(Path(__file__).with_name("transformers_rank.py"))],
         env=environment,
