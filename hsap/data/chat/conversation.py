@@ -7,12 +7,12 @@ a chat with a turn missing teaches the model to answer what it wasn't asked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hsap.data.document import Rejected
+from hsap.data.json_decoder import TWICE, JsonDecoder
 
 ROLES = {
     "system": ("system", "developer"),
@@ -262,10 +262,14 @@ def parsed(value: object, what: str, where: str) -> Any:
     """Read a value that may be JSON in a string."""
     if not isinstance(value, str):
         return value
+    decoder = JsonDecoder()
     try:
-        return json.loads(value)
+        read = decoder.decode(value)
     except (ValueError, RecursionError):
         raise Rejected(where, f"{what} that are no JSON") from None
+    if decoder.twice is not None:
+        raise Rejected(where, TWICE, decoder.twice)
+    return read
 
 
 def read_calls(given: object, where: str) -> tuple[dict, ...]:

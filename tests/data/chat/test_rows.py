@@ -240,6 +240,8 @@ REJECTED = [
     ({"messages": [*said(u), {"role": "assistant", "tool_calls": {"name": "f", "arguments": "{"}}]},
      "arguments of a function that are no JSON"),
     ({"messages": said(u, a), "tools": "{"}, "tools that are no JSON"),
+    ({"messages": [*said(u), {"role": "assistant", "tool_calls": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}]},
+     "a JSON object that names a field twice"),
     *(({"messages": said(u, a), "tools": tools}, "tools that are no list of objects")
       for tools in (["weather"], True, 5, "true")),
     *(({"messages": said(u, a), "tools": tools}, "a tool without its name")
