@@ -243,6 +243,19 @@ def test_a_finished_folder_is_not_read_again_and_not_overwritten(rows, tmp_path)
         prepared.prepare(rows, tmp_path)
 
 
+def test_a_seed_is_held_to_where_it_orders_something(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("hsap.data.prepared.making.BLOCK_DOCUMENTS", 16)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after(patch, 1)
+        prepared.prepare(rows, tmp_path / "out", seed=1, shard_tokens=400)
+    index = prepared.prepare(rows, tmp_path / "out", seed=2, shard_tokens=400)
+    assert prepared.prepare(rows, tmp_path / "out", seed=3, shard_tokens=400).content == index.content
+    mixed = data_config({"path": {rows.path: 1.0}, "tokenizer": rows.tokenizer, "chat_template": "chatml"})
+    prepared.prepare(mixed, tmp_path / "mixed", seed=1)
+    with pytest.raises(ValueError, match=r"train.seed was 1, now 2; run the command that made it"):
+        prepared.prepare(mixed, tmp_path / "mixed", seed=2)
+
+
 def stop_after(monkeypatch, shards):
     """Let `prepare` fail when it has written so many shards."""
     from hsap.data.prepared.shards import Growing
