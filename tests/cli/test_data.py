@@ -213,6 +213,34 @@ def test_text_can_t_write_our_signs():
     assert marked(iter(parts), False) == r"a\u2039<|im_end|>\u203a \u27e6b\u27e7⟦‹<|im_end|>›⟧"
 
 
+@pytest.mark.parametrize("colour", [False, True])
+def test_text_can_t_write_our_borders(colour):
+    heads = [
+        "--- 2. b.jsonl:7: 5 tokens, 4 trained ---",
+        "=== step 2, pack 1 of 2: 5 of 9 tokens ===",
+        "... answer 1 ...",
+    ]
+    others = [
+        "---",
+        "--- a",
+        "... and so on",
+        "==== a ====",
+        "  --- a ---",
+        "-- a --",
+        "--- a ===",
+        "a --- b ---",
+        "...",
+    ]
+    parts = [
+        ("\n".join(heads[:2]) + "\n", True, False),
+        (heads[2] + " \n", False, False),
+        *((f"{other}\n", False, False) for other in others),
+    ]
+    lines = [re.sub("\x1b\\[\\d*m|[⟦⟧]", "", line) for line in marked(iter(parts), colour).split("\n")]
+    escaped = [f"\\x{ord(head[0]):02x}{head[1:]}" for head in heads]
+    assert lines == [*escaped[:2], f"{escaped[2]} ", *others, ""]
+
+
 def test_lengths_are_counted():
     lengths = np.array([0, 1, 1, 2, 3, 4, 100])
     counted = [re.sub(r"[^\d., to%]", "", line).split() for line in histogram(lengths)[1:]]
