@@ -51,9 +51,6 @@ MAY_IMPORT = {
 
 KNOWN_CIRCLES = {
     *("hsap.ir.plan", "hsap.ir.text"),  # a plan gives its own text
-    *("hsap.data.document", "hsap.data.chat.conversation"),  # a document may hold a chat, which may be `Rejected`
-    *("hsap.data.tokenise", "hsap.data.chat.spans", "hsap.data.chat.template"),  # `tokenise` of a chat, `Tokenizer`
-    *("hsap.data.store", "hsap.data.prepared.reader"),  # `Column`
 }
 """Files that import each other, for types alone on one side."""
 

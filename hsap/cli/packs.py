@@ -12,7 +12,7 @@ from hsap.data.batch import MicroBatch, build_micro_batch
 from hsap.data.document import NO_TARGET
 from hsap.data.packing import Pack, StepPacks
 from hsap.data.store import DocumentStore
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import one_line
 
 OPEN, CLOSE = "⟦", "⟧"

@@ -132,7 +132,7 @@ def _model(name: str):
     if not isinstance(values, dict):
         raise Refused(f"--model {name}: {path} holds {shown(values)}; give a model's fields, a line each")
     if values.get("vocab_size") is None:
-        from hsap.data.tokenise import load_tokenizer
+        from hsap.data.tokenizer import load_tokenizer
 
         tokenizer = PROJECT / "datasets" / "demo" / "tokenizer.json"
         _needs(tokenizer, f"--model {name}", "takes its vocabulary from it", "choose another model")

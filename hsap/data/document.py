@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from hsap.data.chat.conversation import Conversation, SharedQuestion
+from hsap.data.chat.conversation import Conversation, SharedQuestion
 
 NO_TARGET = -100
 """The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
-
-
-class Rejected(ValueError):
-    """One document that can't be trained on; the rest of its data set can.
-
-    where: "path:line". reason: a few words that say the kind of fault and nothing of this document, to count by. The
-    message has both, and what this document's fault is.
-    """
-
-    def __init__(self, where: str, reason: str, detail: str = "") -> None:
-        super().__init__(f"{where}: {reason}{f' ({detail})' if detail else ''}")
-        self.where = where
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from hsap.data.opening import marker_notice, open_data, open_template, open_toke
 from hsap.data.packing import count_long
 from hsap.data.read import read_store
 from hsap.data.store import DocumentStore
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.files import sha256
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout

@@ -13,7 +13,7 @@ from hsap.cli.lengths import histogram, percentiles
 from hsap.cli.packs import marked, runs
 from hsap.data import prepared
 from hsap.data.config import OF_PACKS, READING, DataConfig, data_config
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = str(ROOT / "datasets/demo/tokenizer.json")

@@ -23,7 +23,8 @@ from hsap.data.config import data_config
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import Packing, epoch_packs
 from hsap.data.prepared.index import read_signed, signed
-from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.store import DocumentStore
+from hsap.data.tokenise import tokenise_documents
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "datasets" / "demo"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hsap.data.document import Rejected
 from hsap.data.json_decoder import TWICE, JsonDecoder
+from hsap.data.rejected import Rejected
 
 ROLES = {
     "system": ("system", "developer"),

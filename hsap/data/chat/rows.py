@@ -30,7 +30,7 @@ from hsap.data.chat.conversation import (
     same,
 )
 from hsap.data.chat.tree import is_tree, read_tree
-from hsap.data.document import Rejected
+from hsap.data.rejected import Rejected
 
 
 @dataclass(frozen=True, slots=True)

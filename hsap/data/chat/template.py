@@ -24,8 +24,9 @@ from hsap.data.chat.conversation import SURROGATE, Conversation, SharedQuestion,
 from hsap.data.chat.encoded import Encoded
 from hsap.data.chat.render import Refusal, Renderer
 from hsap.data.chat.spans import Control, Controls, Rendered, Span, render
-from hsap.data.document import Rejected, Sample
-from hsap.data.tokenise import Tokenizer
+from hsap.data.document import Sample
+from hsap.data.rejected import Rejected
+from hsap.data.tokenizer import Tokenizer
 
 SHIPPED = ("chatml", "llama2", "mistral")
 LOSSES = ("assistant", "last_assistant", "weighted", "all")

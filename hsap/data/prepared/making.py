@@ -25,7 +25,7 @@ from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
 from hsap.data.sources.source import EXAMPLES
 from hsap.data.store import DocumentStore
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import Refused, whole
 
 SHARD_TOKENS = 1 << 25

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.data.column import Column
 from hsap.data.prepared.index import Index, Shard, check_file, column_file, read_index
 from hsap.data.sources.tokens import mapped
 from hsap.data.store import DocumentStore
@@ -47,32 +48,6 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
         trained=Column(tokens, bool, _trained_reader(folder, index.shards)) if trained else None,
         answers=_answers(folder, index, starts),
     )
-
-
-class Column:
-    """A column that lies in one file a shard, given as arrays by slices; nothing else of it is in memory.
-
-    borders: the first row of each shard, and the end. read: gives rows [start, stop) of a shard.
-    """
-
-    def __init__(self, borders: Sequence[int], dtype: type, read: Callable[[int, int, int], np.ndarray]) -> None:
-        self._borders, self._read = borders, read
-        self._nothing = np.zeros(0, dtype)
-
-    def __len__(self) -> int:
-        return self._borders[-1]
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = rows.indices(len(self))
-        parts = []
-        # Of shards without rows, which share a border, the last one is found.
-        shard = bisect_right(self._borders, start) - 1
-        while start < stop:
-            first, end = self._borders[shard], min(stop, self._borders[shard + 1])
-            if start < end:
-                parts.append(self._read(shard, start - first, end - first))
-            start, shard = end, shard + 1
-        return parts[0] if len(parts) == 1 else np.concatenate([self._nothing, *parts])
 
 
 class _Ids(Sequence):

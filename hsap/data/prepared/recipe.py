@@ -11,7 +11,7 @@ from hsap import files
 from hsap.data.chat.template import Template
 from hsap.data.config import DataConfig
 from hsap.data.opening import open_template
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import Refused, instance, one_line, shown, whole, wholes
 
 _TOKENIZER = ("file", "sha256", "vocab_size", "before", "after", "bos", "eos")

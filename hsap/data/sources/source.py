@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hsap.data.document import Document, Rejected
+from hsap.data.document import Document
 from hsap.data.fields import Fields, Row, documents_of
+from hsap.data.rejected import Rejected
 from hsap.data.sources.stream import told_at
 from hsap.ir.check import printable
 

@@ -9,8 +9,8 @@ import pytest
 from hsap.data.chat.conversation import SharedQuestion, Turn
 from hsap.data.chat.rows import ChatFields, chat_of
 from hsap.data.chat.template import load_template
-from hsap.data.document import Rejected
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.rejected import Rejected
+from hsap.data.tokenizer import load_tokenizer
 from tests.data.chat.told import conversation, told
 
 FILES = Path(__file__).parents[1] / "files"
