@@ -381,6 +381,15 @@ def test_tokens_and_ids_of_a_stranger_are_judged_when_they_are_used(made, tmp_pa
         store.ids[2]
 
 
+@pytest.mark.parametrize("name", ["tokens", "trained", "ids", "id_starts"])
+def test_a_file_that_changed_since_it_was_opened_is_refused_when_it_is_mapped(made, tmp_path, name):
+    shutil.copytree(made[0], tmp_path / "out")
+    store = prepared.open_store(tmp_path / "out")
+    os.truncate(tmp_path / f"out/00000.{name}", 2)
+    with pytest.raises(ValueError, match=rf"00000.{name} had \d+ bytes when the data were opened, and has 2 now; put"):
+        store.ids[0] if "id" in name else (store.tokens if name == "tokens" else store.trained)[0:1]
+
+
 def column(name, field, value):
     return lambda v: v["shards"][0]["columns"][name].__setitem__(field, value)
 

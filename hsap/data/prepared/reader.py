@@ -44,7 +44,7 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
     return DocumentStore(
         tokens=Column(tokens, np.int32, _token_reader(folder, index)),
         starts=starts,
-        ids=_Ids(folder, documents),
+        ids=_Ids(folder, index.shards, documents),
         trained=Column(tokens, bool, _trained_reader(folder, index.shards)) if trained else None,
         answers=_answers(folder, index, starts),
     )
@@ -53,8 +53,8 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
 class _Ids(Sequence):
     """Ids of documents, decoded one by one when they are asked for."""
 
-    def __init__(self, folder: Path, borders: list[int]) -> None:
-        self._folder, self._borders = folder, borders
+    def __init__(self, folder: Path, shards: Sequence[Shard], borders: list[int]) -> None:
+        self._folder, self._shards, self._borders = folder, shards, borders
         self._maps = functools.lru_cache(_MAX_MAPS)(self._map)
 
     def __len__(self) -> int:
@@ -75,13 +75,19 @@ class _Ids(Sequence):
             raise Refused(f"{file}: the id of document {document} isn't UTF-8 ({error}); {_AGAIN}") from error
 
     def _map(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        return tuple(_mapped(self._folder, shard, *column) for column in (("id_starts", "<u8"), ("ids", "u1")))
+        columns = (("id_starts", "<u8"), ("ids", "u1"))
+        return tuple(_mapped(self._folder, self._shards, shard, *column) for column in columns)
 
 
-def _mapped(folder: Path, shard: int, column: str, dtype: str | np.dtype) -> np.ndarray:
+def _mapped(folder: Path, shards: Sequence[Shard], shard: int, column: str, dtype: str | np.dtype) -> np.ndarray:
     """Map a file, which has been there: maps are made when they are first needed, hours later perhaps."""
     file = column_file(folder, shard, column)
     try:
+        if (found := file.stat().st_size) != (was := shards[shard].columns[column].bytes):
+            raise Refused(
+                f"{file} had {was} bytes when the data were opened, and has {found} now; put it back as it was, and go "
+                f"on from the newest checkpoint (resume=true), wherever the folder now lies"
+            )
         return mapped(file, np.dtype(dtype))
     except OSError as error:
         raise Refused(
@@ -108,7 +114,7 @@ def _token_reader(folder: Path, index: Index) -> Callable[[int, int, int], np.nd
 
     @functools.lru_cache(_MAX_MAPS)
     def tokens_of(shard: int) -> np.ndarray:
-        return _mapped(folder, shard, "tokens", dtype)
+        return _mapped(folder, index.shards, shard, "tokens", dtype)
 
     def read(shard: int, start: int, stop: int) -> np.ndarray:
         tokens = tokens_of(shard)[start:stop]
@@ -131,7 +137,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int, file: Path, first: int) ->
 def _trained_reader(folder: Path, shards: Sequence[Shard]) -> Callable[[int, int, int], np.ndarray]:
     @functools.lru_cache(_MAX_MAPS)
     def bits_of(shard: int) -> np.ndarray:
-        return _mapped(folder, shard, "trained", "u1")
+        return _mapped(folder, shards, shard, "trained", "u1")
 
     def read(shard: int, start: int, stop: int) -> np.ndarray:
         if "trained" not in shards[shard].columns:
