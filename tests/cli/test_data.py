@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from hsap.cli import main, settings
 from hsap.cli.lengths import histogram, percentiles
@@ -45,6 +46,8 @@ def test_flags_are_the_data_settings():
     # A new setting has to be told to the lists by which data are prepared, packed and resumed.
     assert sorted(names) == sorted([*READING, *OF_PACKS, *others])
     assert data_config({"path": "a", "tokenizer": TOKENIZER}).cache == settings.CACHE
+    train = yaml.safe_load((ROOT / "configs/train/demo.yaml").read_text())
+    assert (train["seed"], train["packs_per_step"]) == (settings.SEED, settings.PACKS_PER_STEP)
 
 
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):

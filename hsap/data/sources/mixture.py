@@ -79,6 +79,11 @@ class Mixture:
         return self._again
 
     @property
+    def parts(self) -> tuple[Source, ...]:
+        """Its sources."""
+        return tuple(self.sources.values())
+
+    @property
     def tally(self) -> Tally:
         """What the last walk gave and left out, over all sources; of restarted ones once, as in their first round."""
         walked = {part.name: part.tally for part in self._parts if part.tally is not None}

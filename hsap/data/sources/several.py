@@ -21,6 +21,11 @@ class Several:
         self._rejected = Tally()
 
     @property
+    def parts(self) -> tuple[Source, ...]:
+        """Its sources."""
+        return tuple(self.sources.values())
+
+    @property
     def tally(self) -> Tally:
         """What the last walk gave and left out, over all sources."""
         return Tally.of([self._rejected, *(source.tally for source in self.sources.values())])

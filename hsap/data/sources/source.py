@@ -170,6 +170,11 @@ class Source:
         self.tally = Tally()
         self._reader = reader
 
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The sources that it is made of: itself."""
+        return (self,)
+
     def reject(self, where: str, reason: str) -> None:
         """Count a document that was given and that who took it leaves out."""
         self.tally.num_documents -= 1
