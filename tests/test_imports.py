@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,12 @@ def test_imports_run_one_way(path: Path) -> None:
     here = room(path)
     rooms = {name.split(".")[1] for name in imported(path) if name.startswith("hsap.") and name != "hsap."}
     assert rooms - {here} <= MAY_IMPORT[here], f"{path} imports {rooms - {here} - MAY_IMPORT[here]}"
+
+
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_the_readme_names_the_room(name: str) -> None:
+    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"`(hsap/)?{name}(\.py)?`", readme), f"say in README's How it works what hsap/{name} is"
 
 
 def module_file(name: str) -> Path | None:
