@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
 from hsap.cli import settings
 from hsap.cli.exit import OK
@@ -105,9 +104,10 @@ def _lines(arguments: argparse.Namespace, path: object):
 
 def _tokenizer_of(folder: object, index, given: str | None) -> str:
     """Say which tokenizer prepared data are shown with: theirs, which is where it was, or which somebody names."""
+    from hsap.data.tokenizer import tokenizer_file
+
     recipe = index.recipe["tokenizer"]
-    file = Path(recipe["file"] if given is None else given)
-    file = next((file / name for name in ("tokenizer.json", "tokenizer.model") if (file / name).is_file()), file)
+    file = tokenizer_file(recipe["file"] if given is None else given)
     if not file.is_file():
         raise ValueError(f"{folder} was prepared with {recipe['file']}, and {file} isn't there; give it in --tokenizer")
     digest = sha256(file)

@@ -80,6 +80,12 @@ class Tokenizer:
         return self._backend.decode([int(token) for token in tokens])
 
 
+def tokenizer_file(path: str | Path) -> Path:
+    """Give the file of a tokenizer: the path itself, or what a directory holds; the path where it holds none."""
+    path = Path(path)
+    return next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), path)
+
+
 def load_tokenizer(
     path: str | Path,
     add_bos: bool | None = None,
@@ -94,9 +100,7 @@ def load_tokenizer(
     bos, eos: the pieces to use; by default the tokenizer's own, or the first of `BOS_NAMES`, `EOS_NAMES` it knows.
     Errors (ValueError): a file that is missing or isn't a tokenizer; a piece it doesn't have.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = next((path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()), path)
+    path = tokenizer_file(path)
     if not path.is_file():
         raise ValueError(
             f"tokenizer {path} doesn't exist; set data.tokenizer to a Hugging Face tokenizer.json, a SentencePiece "
