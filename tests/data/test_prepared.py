@@ -23,6 +23,7 @@ from hsap.data.config import data_config
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import Packing, epoch_packs
 from hsap.data.prepared.index import read_signed, signed
+from hsap.data.sources import Tally
 from hsap.data.store import DocumentStore
 from hsap.data.tokenise import tokenise_documents
 
@@ -75,8 +76,14 @@ def made(tmp_path_factory):
 
 def in_memory(data):
     source, tokenizer = open_data(data, data.path), open_tokenizer(data)
-    store = tokenise_documents(source, tokenizer, lambda: open_template(data, tokenizer), reject=source.reject)
-    return store, source.tally
+    refused = Tally()
+
+    def reject(where, reason):
+        if not source.again:
+            refused.reject(where, reason)
+
+    store = tokenise_documents(source, tokenizer, lambda: open_template(data, tokenizer), reject)
+    return store, Tally.of([source.tally, refused])
 
 
 def same(store: DocumentStore, expected: DocumentStore) -> None:

@@ -157,7 +157,7 @@ def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[
         if number < skip:
             continue
         block.append(document)
-        first.append(not getattr(source, "again", False))
+        first.append(not source.again)
         characters += _characters(document)
         if characters >= BLOCK_CHARACTERS or len(block) >= BLOCK_DOCUMENTS:
             counted.append(first)

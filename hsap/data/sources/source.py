@@ -151,6 +151,9 @@ class Source:
     (where there is one reader: of several, one may have none).
     """
 
+    again = False
+    """Whether the document given last had been given before; only a mixture's may."""
+
     def __init__(
         self,
         path: object,
@@ -174,11 +177,6 @@ class Source:
     def parts(self) -> tuple[Source, ...]:
         """The sources that it is made of: itself."""
         return (self,)
-
-    def reject(self, where: str, reason: str) -> None:
-        """Count a document that was given and that who took it leaves out."""
-        self.tally.num_documents -= 1
-        self.tally.reject(where, reason)
 
     def __iter__(self) -> Iterator[Document]:
         tally = self.tally = Tally()
