@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hsap.data.chat.conversation import SharedQuestion, Turn
 from hsap.data.chat.rows import ChatFields, chat_of
 from hsap.data.chat.template import load_template
+from hsap.data.document import SharedQuestion, Turn
 from hsap.data.rejected import Rejected
 from hsap.data.tokenizer import load_tokenizer
 from tests.data.chat.told import conversation, told

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from hsap.data.chat.conversation import Turn
 from hsap.data.chat.rows import ChatFields, chat_of
 from hsap.data.chat.template import load_template
+from hsap.data.document import Turn
 from hsap.data.fields import Fields, Row, documents_of
 from hsap.data.rejected import Rejected
 from hsap.data.tokenise import tokenise

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from hsap.data.chat import template as templates
-from hsap.data.chat.conversation import Conversation, SharedQuestion, Turn
 from hsap.data.chat.render import Renderer
 from hsap.data.chat.template import LOSSES, SHIPPED, Template, load_template
-from hsap.data.document import Document
+from hsap.data.document import Conversation, Document, SharedQuestion, Turn
 from hsap.data.rejected import Rejected
 from hsap.data.tokenise import tokenise
 from hsap.data.tokenizer import load_tokenizer
