@@ -26,6 +26,7 @@ from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.memory import Memory, View
 from hsap.runtime.resharding import all_to_all
 from hsap.runtime.transport import Transport
+from hsap.runtime.upload import Upload
 
 Step = Callable[[list[View], Transport], bool | None]
 
@@ -57,6 +58,7 @@ class Decoder:
         self.memory = Memory(plan, self.programs, rank, precision, arena, device)
         self.in_arena = arena is not None
         self.kernel, self.precision, self.device = kernel, precision, device
+        self.upload = Upload(device)
         self.starts = row_starts(plan.spans)
         self.scale = plan.problem.heads.head_dim**-0.5
         intra = plan.topology.intra_sp
@@ -80,6 +82,7 @@ class Decoder:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
                 step_of.append(at - lo)
+        self.upload.flush()
         return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), np.array(step_of, np.int64))
 
     def _first_touch(self) -> dict[int, list[int]]:
@@ -201,7 +204,7 @@ class Decoder:
         return self.starts[lo + span] - self.starts[lo] - spans[span, 0]
 
     def _attend(self, at: int, instruction: Instruction) -> Step:
-        prepared = self.kernel.prepare(self._work(at, instruction), self.device)
+        prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
         q, kv, o = self._operands(instruction)
         attend, scale = self.kernel.attend, self.scale
 
@@ -211,7 +214,7 @@ class Decoder:
         return step
 
     def _attend_grad(self, at: int, instruction: Instruction) -> Step:
-        prepared = self.kernel.prepare(self._work(at, instruction), self.device)
+        prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
         q, kv, _, dq, dkv = self._operands(instruction)
         place, (first, count) = (
             instruction.buf[2] - self.memory.first,

@@ -26,6 +26,7 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.upload import Upload
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
@@ -202,10 +203,10 @@ class Trainer:
         """Sum of the token losses of this rank's rows of a micro-batch."""
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         self.attention.load(self.session.load(plan))
-        tokens, places, targets = (
-            torch.from_numpy(field[rows]).long().to(self.engine.device)
-            for field in (micro.tokens, micro.positions, micro.labels)
-        )
+        upload = Upload(self.engine.device)
+        fields = [upload.put(field[rows]) for field in (micro.tokens, micro.positions, micro.labels)]
+        upload.flush()
+        tokens, places, targets = (field.long() for field in fields)
         return self.engine.deepspeed(tokens, places, self.attention, targets)
 
     def _agree(self, step: PlannedStep) -> None:

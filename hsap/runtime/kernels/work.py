@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hsap.ir.heads import HeadRun
 from hsap.ir.slice import canonical
+from hsap.runtime.upload import Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,12 @@ class Kernel(Protocol):
 
     name: str
 
-    def prepare(self, work: Work, device: torch.device | str) -> Any:
-        """Decompose the work and put what the device needs there, once a plan; ValueError if it can't be done."""
+    def prepare(self, work: Work, device: torch.device | str, upload: Upload | None = None) -> Any:
+        """Decompose the work and put what the device needs there, once a plan; ValueError if it can't be done.
+
+        upload: takes what goes to the device, and the caller flushes it before the first call; None: it's there at
+        once.
+        """
         ...
 
     def attend(
