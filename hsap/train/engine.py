@@ -68,7 +68,7 @@ def join(config: TrainConfig) -> Mesh:
     deepspeed.init_distributed(
         config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
     )
-    return make_mesh(Topology(config.inter_sp, config.intra_sp))
+    return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 
 def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:

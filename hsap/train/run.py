@@ -26,6 +26,7 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.ranges import Nvtx
 from hsap.runtime.upload import Upload
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
@@ -66,6 +67,7 @@ class Trainer:
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
+        self.session.ranges = Nvtx() if config.profile.nvtx else None
         self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.

@@ -30,12 +30,12 @@ from hsap.ir.program import Op
 from hsap.ir.slice import area
 from hsap.ir.span import positions
 from hsap.runtime.executor import Executor, Session
+from hsap.runtime.groups import connect
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.kernels.select import KERNELS
 from hsap.runtime.memory import TORCH_DTYPES
 from tests.bench.attention.cases import OURS, ULYSSES, Case
 from tests.bench.attention.peers import Ulysses, VarlenAttention
-from tests.bench.connect import connect
 from tests.bench.packs import pack
 from tests.bench.record import RESULTS, caption, conditions, record
 
@@ -183,7 +183,8 @@ def _one(rank: int, case: Case, device: str, kernels: tuple[str, ...], runs: int
 
 def _many(rank: int, case: Case, device: str, methods: tuple[str, ...], runs: int) -> dict[str, dict]:
     """Seconds of forward and backward together, by method."""
-    connect()
+    connect(device=device)
+    dist.barrier()
     session = Session(device=device, dtype=TORCH_DTYPES[case.heads.dtype])
     return {name: _method(rank, case, device, name, session, runs) for name in methods}
 

@@ -21,7 +21,7 @@ RUNS_HERE = HAS_TRITON and (HAS_CUDA or INTERPRETED)
 cases = pytest.mark.skipif(not RUNS_HERE, reason="runs on a GPU with triton, or in the process that interprets it")
 pytestmark = [pytest.mark.gpu] if HAS_CUDA else []
 
-# Rows, heads, head dimension: none, one, odd ones, more than a program holds; 9 heads as in SmolLM2, 80 no power of two.
+# Rows, heads, head dimension: none, one, odd ones, more than a program holds; 9 heads as in SmolLM2, 80 no power of 2.
 SIZES = [(0, 4, 64), (1, 1, 8), (5, 9, 64), (33, 2, 80), (70, 3, 128), (3, 1, 256)]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
