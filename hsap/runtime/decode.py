@@ -64,20 +64,24 @@ class Decoder:
         intra = plan.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
         self.joined: dict[int, list[Instruction]] = {}
+        self.touching = self._touches()
+        self.first: dict[int, list[int]] = {}
+        for buffer, instructions in self.touching.items():
+            self.first.setdefault(instructions[0], []).append(buffer)
+        self.left_out: set[int] = set()
         self.pieces = self._pieces()
 
     def decode(self) -> Decoded:
         """Decode the whole stream."""
-        first = self._first_touch()
         steps, names, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
         for at in range(lo, hi):
             instruction = self.programs.instruction(at)
-            for buffer in first.get(at, ()):
+            step = self._step(at, instruction)  # what it makes itself needn't be emptied first
+            for buffer in self.first.get(at, ()):
                 steps.append(self._empty(buffer))
                 names.append("empty")
                 step_of.append(at - lo)
-            step = self._step(at, instruction)
             if step is not None:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
@@ -85,18 +89,45 @@ class Decoder:
         self.upload.flush()
         return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), np.array(step_of, np.int64))
 
-    def _first_touch(self) -> dict[int, list[int]]:
-        """Accumulators by the instruction that touches them first: they are empty then."""
+    def _touches(self) -> dict[int, list[int]]:
+        """Every accumulator's instructions, in order."""
         lo, hi = self.buffers.offsets[self.rank], self.buffers.offsets[self.rank + 1]
         touched = touches(self.programs)
         mine = (touched.buffer >= lo) & (touched.buffer < hi) & self.buffers.acc[touched.buffer]
-        first: dict[int, list[int]] = {}
-        seen: set[int] = set()
+        touching: dict[int, list[int]] = {}
         for at, buffer in zip(touched.at[mine].tolist(), touched.buffer[mine].tolist()):
-            if buffer not in seen:
-                seen.add(buffer)
-                first.setdefault(at, []).append(buffer)
-        return first
+            touching.setdefault(buffer, []).append(at)
+        return touching
+
+    def _fresh(self, at: int, buffer: int, heads: HeadRun) -> bool:
+        """Whether an instruction finds all of an accumulator empty. If so, it takes over that it be emptied."""
+        whole = self._heads(buffer, heads) == (0, self.memory.num_heads[buffer - self.memory.first])
+        if not whole or buffer not in self.first.get(at, ()):
+            return False
+        self.first[at].remove(buffer)
+        return True
+
+    def _result(self, buffer: int) -> int:
+        """Where what is made at once belongs: the result that an accumulator is only copied to, else itself.
+
+        The copy is then left out. Other buffers than results have their place in the arena from the copy on only.
+        """
+        _, *after = self.touching[buffer]
+        if len(after) != 1 or self.programs.op[after[0]] != Op.COPY:
+            return buffer
+        target = int(self.programs.buf[after[0], 1])
+        alike = (self.buffers.rows[target] == self.buffers.rows[buffer]).all() and (
+            self.buffers.heads[target] == self.buffers.heads[buffer]
+        ).all()
+        copied = self.programs.instruction(after[0])
+        all_of_it = self._rows(buffer, copied.rows)[1:] == (0, self.memory.num_rows[buffer - self.memory.first])
+        all_of_it = (
+            all_of_it and self._heads(buffer, copied.heads)[1] == self.memory.num_heads[buffer - self.memory.first]
+        )
+        if self.buffers.space[target] != Space.OUTPUT or not alike or not all_of_it:
+            return buffer
+        self.left_out.add(after[0])
+        return target
 
     def _step(self, at: int, instruction: Instruction) -> Step | None:
         match instruction.op:
@@ -113,7 +144,7 @@ class Decoder:
             case Op.ATTEND_GRAD:
                 return self._attend_grad(at, instruction)
             case Op.MERGE | Op.SUM | Op.COPY:
-                return self._fold(instruction)
+                return None if at in self.left_out else self._fold(instruction)
             case Op.ALL_TO_ALL:
                 return self._all_to_all(instruction)
         raise AssertionError(f"no meaning for {instruction.op}")
@@ -158,10 +189,14 @@ class Decoder:
             return heads.kv_first - int(self.buffers.heads[buffer, 2]), heads.kv_count
         return heads.q_first - int(self.buffers.heads[buffer, 0]), heads.q_count
 
-    def _operands(self, instruction: Instruction) -> list[Callable[[list[View]], View]]:
-        """An instruction's heads of its operands."""
-        cut, first = self.memory.cut, self.memory.first
-        return [cut(b - first, heads=self._heads(b, instruction.heads)) for b in instruction.buf]
+    def _operand(self, buffer: int, heads: HeadRun) -> Callable[[list[View]], View]:
+        """An instruction's heads of one of its buffers."""
+        return self.memory.cut(buffer - self.memory.first, heads=self._heads(buffer, heads))
+
+    def _made(self, at: int, buffer: int, heads: HeadRun, stores: bool) -> tuple[Callable[[list[View]], View], bool]:
+        """What a kernel's call makes, and whether it is fresh there; see `Kernel.stores`."""
+        fresh = stores and self._fresh(at, buffer, heads)
+        return self._operand(self._result(buffer) if fresh else buffer, heads), fresh
 
     def _pieces(self) -> dict[int, np.ndarray]:
         """The slices that each kernel attends, by instruction, in rows of its operands' buffers.
@@ -205,17 +240,23 @@ class Decoder:
 
     def _attend(self, at: int, instruction: Instruction) -> Step:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
-        q, kv, o = self._operands(instruction)
+        q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
+        o, fresh = self._made(at, instruction.buf[2], instruction.heads, self.kernel.stores(prepared)[0])
         attend, scale = self.kernel.attend, self.scale
 
         def step(views: list[View], _: Transport) -> None:
-            attend(prepared, q(views).rows, kv(views).rows, *o(views), scale)
+            attend(prepared, q(views).rows, kv(views).rows, *o(views), scale, fresh)
 
         return step
 
     def _attend_grad(self, at: int, instruction: Instruction) -> Step:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
-        q, kv, _, dq, dkv = self._operands(instruction)
+        q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
+        (dq, fresh_q), (dkv, fresh_kv) = (
+            self._made(at, buffer, instruction.heads, stores)
+            for buffer, stores in zip(instruction.buf[3:], self.kernel.stores(prepared))
+        )
+        fresh = fresh_q, fresh_kv
         place, (first, count) = (
             instruction.buf[2] - self.memory.first,
             self._heads(instruction.buf[2], instruction.heads),
@@ -232,7 +273,8 @@ class Decoder:
         attend_grad, scale = self.kernel.attend_grad, self.scale
 
         def step(views: list[View], _: Transport) -> None:
-            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), dq(views).rows, dkv(views).rows, scale)
+            grads = dq(views).rows, dkv(views).rows
+            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), *grads, scale, fresh)
 
         return step
 

@@ -19,7 +19,7 @@ from hsap.ir.heads import HeadRun
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, Kind, kinds, shrink
 from hsap.ir.span import coalesce, positions
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
-from hsap.runtime.kernels.merge import add_rows, merge
+from hsap.runtime.kernels.merge import add_rows, merge, reset
 from hsap.runtime.kernels.work import Work
 from hsap.runtime.upload import Upload
 
@@ -90,16 +90,37 @@ class VarlenKernel(ABC):
             tables.flush()
         return VarlenPrepared(tuple(calls), work.heads)
 
+    def stores(self, prepared: VarlenPrepared) -> tuple[bool, bool]:
+        """See `Kernel`: one window, and no row or head twice."""
+        if len(prepared.calls) != 1:
+            return False, False
+        (call,) = prepared.calls
+        kv_heads = [head for run in prepared.heads for head in range(run.kv.start, run.kv.stop)]
+        return len(call.q.layers) == 1, len(call.kv.layers) == 1 and len(kv_heads) == len(set(kv_heads))
+
     def attend(
-        self, prepared: VarlenPrepared, q_THD: Tensor, kv_T2HD: Tensor, o_THD: Tensor, lse_TH: Tensor, scale: float
+        self,
+        prepared: VarlenPrepared,
+        q_THD: Tensor,
+        kv_T2HD: Tensor,
+        o_THD: Tensor,
+        lse_TH: Tensor,
+        scale: float,
+        fresh: bool = False,
     ) -> None:
         """Fold attention over the slices into o and lse; see `Kernel`."""
         _check_head_dim(self.name, q_THD.shape[-1])
+        if fresh and not _makes_all(prepared.calls[0].q, [run.q for run in prepared.heads], o_THD):
+            reset(o_THD, lse_TH)
         for call in prepared.calls:
             for run in prepared.heads:
                 q, kv = q_THD[:, run.q][call.q.rows], kv_T2HD[:, :, run.kv][call.kv.rows]
                 o, lse = self.forward(q, kv[:, 0], kv[:, 1], call, scale)
-                _fold(call.q, o_THD[:, run.q], lse_TH[:, run.q], o, lse.T)
+                if fresh:
+                    _put(call.q, o_THD[:, run.q], o)
+                    _put(call.q, lse_TH[:, run.q], lse.T)
+                else:
+                    _fold(call.q, o_THD[:, run.q], lse_TH[:, run.q], o, lse.T)
 
     def attend_grad(
         self,
@@ -112,20 +133,26 @@ class VarlenKernel(ABC):
         dq_THD: Tensor,
         dkv_T2HD: Tensor,
         scale: float,
+        fresh: tuple[bool, bool] = (False, False),
     ) -> None:
         """Add the gradients of the slices to dq and dkv; see `Kernel`."""
         _check_head_dim(self.name, q_THD.shape[-1])
         out_THD = stand_in_output(do_THD, delta_TH)
         lse_TH = cast_statistic(lse_TH, q_THD.dtype)
+        if fresh[0] and not _makes_all(prepared.calls[0].q, [run.q for run in prepared.heads], dq_THD):
+            dq_THD.zero_()
+        if fresh[1] and not _makes_all(prepared.calls[0].kv, [run.kv for run in prepared.heads], dkv_T2HD[:, 0]):
+            dkv_T2HD.zero_()
+        add_q, add_kv = (_put if stored else _add for stored in fresh)
         for call in prepared.calls:
             for run in prepared.heads:
                 do, q, out, lse = (x[:, run.q][call.q.rows] for x in (do_THD, q_THD, out_THD, lse_TH))
                 kv = kv_T2HD[:, :, run.kv][call.kv.rows]
                 lse = lse.T.contiguous()
                 dq, dk, dv = self.backward(do, q, kv[:, 0], kv[:, 1], out, lse, call, scale)
-                _add(call.q, dq_THD[:, run.q], dq)
-                _add(call.kv, dkv_T2HD[:, 0, run.kv], dk)
-                _add(call.kv, dkv_T2HD[:, 1, run.kv], dv)
+                add_q(call.q, dq_THD[:, run.q], dq)
+                add_kv(call.kv, dkv_T2HD[:, 0, run.kv], dk)
+                add_kv(call.kv, dkv_T2HD[:, 1, run.kv], dv)
 
 
 def does_head_dim(dim: int) -> bool:
@@ -227,6 +254,19 @@ def _add(side: Sequences, total: Tensor, grad: Tensor) -> None:
         (total_,), total_rows = _ranged(rows, total)
         (grad_,), grad_rows = _ranged(packed, grad)
         add_rows(total_, grad_, total_rows, grad_rows)
+
+
+def _put(side: Sequences, target: Tensor, part: Tensor) -> None:
+    """Write packed rows, each of which occurs once, to buffer rows."""
+    ((packed, rows),) = side.layers
+    target[rows] = part[packed].to(target.dtype)
+
+
+def _makes_all(side: Sequences, heads: list[slice], target: Tensor) -> bool:
+    """Whether a call makes every row and head of a tensor [T, H, D]; else some are to be emptied."""
+    rows = side.layers[0][1]
+    whole = isinstance(rows, slice) and (rows.start, rows.stop) == (0, len(target))
+    return whole and sum(run.stop - run.start for run in heads) == target.shape[1]
 
 
 def _ranged(rows: Rows, *tensors: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:

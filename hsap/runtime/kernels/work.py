@@ -63,12 +63,28 @@ class Kernel(Protocol):
         """
         ...
 
+    def stores(self, prepared: Any) -> tuple[bool, bool]:
+        """Say whether (o, lse, dq), and whether dkv, come from one call that makes every row of them at most once.
+
+        What does may be fresh: it holds nothing yet, the call writes all of it, and it may have the inputs' own dtypes,
+        as nothing is added to it.
+        """
+        ...
+
     def attend(
-        self, prepared: Any, q_THD: Tensor, kv_T2HD: Tensor, o_THD: Tensor, lse_TH: Tensor, scale: float
+        self,
+        prepared: Any,
+        q_THD: Tensor,
+        kv_T2HD: Tensor,
+        o_THD: Tensor,
+        lse_TH: Tensor,
+        scale: float,
+        fresh: bool = False,
     ) -> None:
         """Attend query rows to KV rows over slices and fold the result into the accumulators.
 
-        Roughly: o, lse = merge(o, lse, attention(q, kv, slices)). Reads q, kv, o, lse; writes o, lse.
+        Roughly: o, lse = merge(o, lse, attention(q, kv, slices)). Reads q, kv, o, lse; writes o, lse. fresh: see
+        `stores`.
         """
         ...
 
@@ -83,10 +99,11 @@ class Kernel(Protocol):
         dq_THD: Tensor,
         dkv_T2HD: Tensor,
         scale: float,
+        fresh: tuple[bool, bool] = (False, False),
     ) -> None:
         """Add the gradients that flow through the slices to dq and dkv.
 
         lse and delta = rowsum(do * o) are those of the whole attention, so that partial gradients add up exactly.
-        Reads q, kv, do, lse, delta; adds to dq, dkv.
+        Reads q, kv, do, lse, delta; adds to dq, dkv. fresh: whether dq is, and dkv; see `stores`.
         """
         ...
