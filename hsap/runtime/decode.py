@@ -194,7 +194,7 @@ class Decoder:
         return self.memory.cut(buffer - self.memory.first, heads=self._heads(buffer, heads))
 
     def _made(self, at: int, buffer: int, heads: HeadRun, stores: bool) -> tuple[Callable[[list[View]], View], bool]:
-        """What a kernel's call makes, and whether it is fresh there; see `Kernel.stores`."""
+        """What a kernel's call makes, and whether it is fresh there; see `Kernel`."""
         fresh = stores and self._fresh(at, buffer, heads)
         return self._operand(self._result(buffer) if fresh else buffer, heads), fresh
 
@@ -241,11 +241,11 @@ class Decoder:
     def _attend(self, at: int, instruction: Instruction) -> Step:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
         q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
-        o, fresh = self._made(at, instruction.buf[2], instruction.heads, self.kernel.stores(prepared)[0])
-        attend, scale = self.kernel.attend, self.scale
+        o, fresh = self._made(at, instruction.buf[2], instruction.heads, _stores(prepared)[0])
+        attend, more = self.kernel.attend, (self.scale, True) if fresh else (self.scale,)
 
         def step(views: list[View], _: Transport) -> None:
-            attend(prepared, q(views).rows, kv(views).rows, *o(views), scale, fresh)
+            attend(prepared, q(views).rows, kv(views).rows, *o(views), *more)
 
         return step
 
@@ -254,9 +254,8 @@ class Decoder:
         q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
         (dq, fresh_q), (dkv, fresh_kv) = (
             self._made(at, buffer, instruction.heads, stores)
-            for buffer, stores in zip(instruction.buf[3:], self.kernel.stores(prepared))
+            for buffer, stores in zip(instruction.buf[3:], _stores(prepared))
         )
-        fresh = fresh_q, fresh_kv
         place, (first, count) = (
             instruction.buf[2] - self.memory.first,
             self._heads(instruction.buf[2], instruction.heads),
@@ -270,11 +269,12 @@ class Decoder:
             return view.rows[:, some], view.stats[:, 0, some], view.stats[:, 1, some]
 
         do = self.memory.bind(place, gradient)
-        attend_grad, scale = self.kernel.attend_grad, self.scale
+        more = (self.scale, fresh_q, fresh_kv) if fresh_q or fresh_kv else (self.scale,)
+        attend_grad = self.kernel.attend_grad
 
         def step(views: list[View], _: Transport) -> None:
             grads = dq(views).rows, dkv(views).rows
-            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), *grads, scale, fresh)
+            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), *grads, *more)
 
         return step
 
@@ -314,3 +314,8 @@ class Decoder:
             scratch = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
             self.memory.views[places[2]] = View(scratch)
         return all_to_all(self.memory, shape, instruction, places, self.rank % intra, first)
+
+
+def _stores(prepared: object) -> tuple[bool, bool]:
+    """What a kernel's prepared work says of storing; see `Kernel`."""
+    return getattr(prepared, "stores", (False, False))

@@ -69,19 +69,8 @@ class CpuFlashKernel:
         """Decompose the slices into calls; see `Kernel`."""
         return _Prepared(tuple(_decompose(work.slices)), work.heads)
 
-    def stores(self, prepared: _Prepared) -> tuple[bool, bool]:
-        """See `Kernel`: pieces are always added up."""
-        return False, False
-
     def attend(
-        self,
-        prepared: _Prepared,
-        q_THD: Tensor,
-        kv_T2HD: Tensor,
-        o_THD: Tensor,
-        lse_TH: Tensor,
-        scale: float,
-        fresh: bool = False,
+        self, prepared: _Prepared, q_THD: Tensor, kv_T2HD: Tensor, o_THD: Tensor, lse_TH: Tensor, scale: float
     ) -> None:
         """Fold attention over the slices into o and lse; see `Kernel`."""
         if self.float32_output:
@@ -107,7 +96,6 @@ class CpuFlashKernel:
         dq_THD: Tensor,
         dkv_T2HD: Tensor,
         scale: float,
-        fresh: tuple[bool, bool] = (False, False),
     ) -> None:
         """Add the gradients of the slices to dq and dkv; see `Kernel`."""
         # Always in float32 or wider: given half precision, torch's kernel also *sums* dk and dv over blocks of rows and

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from hsap.runtime.kernels.determinism import deterministic_algorithms
 from hsap.runtime.kernels.varlen import Call, VarlenKernel
+
+
+@cache
+def _no_random_state(device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the schema wants and only dropout reads, made once."""
+    return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
 
 
 class CudaFlashKernel(VarlenKernel):
@@ -43,8 +51,6 @@ class CudaFlashKernel(VarlenKernel):
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `VarlenKernel.backward`."""
-        # The random state is read for dropout only, but the schema wants a tensor.
-        rng_state = torch.zeros(2, dtype=torch.uint64, device=q.device)
         with deterministic_algorithms(self.deterministic):
             return torch.ops.aten._flash_attention_backward(
                 do.contiguous(),
@@ -59,8 +65,7 @@ class CudaFlashKernel(VarlenKernel):
                 call.kv.max_seqlen,
                 0.0,
                 call.window == (-1, 0),
-                rng_state,
-                torch.empty(0, device=q.device),
+                *_no_random_state(q.device),
                 scale=scale,
                 window_size_left=call.window[0],
                 window_size_right=call.window[1],

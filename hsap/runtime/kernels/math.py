@@ -28,19 +28,8 @@ class MathKernel:
         """Return the work: there is nothing to decompose."""
         return work
 
-    def stores(self, prepared: Work) -> tuple[bool, bool]:
-        """See `Kernel`: pieces are always added up."""
-        return False, False
-
     def attend(
-        self,
-        prepared: Work,
-        q_THD: Tensor,
-        kv_T2HD: Tensor,
-        o_THD: Tensor,
-        lse_TH: Tensor,
-        scale: float,
-        fresh: bool = False,
+        self, prepared: Work, q_THD: Tensor, kv_T2HD: Tensor, o_THD: Tensor, lse_TH: Tensor, scale: float
     ) -> None:
         """Fold attention over the slices into o and lse; see `Kernel`."""
         for run, rows, cols, score in _scores(prepared, q_THD, kv_T2HD, scale):
@@ -61,7 +50,6 @@ class MathKernel:
         dq_THD: Tensor,
         dkv_T2HD: Tensor,
         scale: float,
-        fresh: tuple[bool, bool] = (False, False),
     ) -> None:
         """Add the gradients of the slices to dq and dkv; see `Kernel`."""
         for run, rows, cols, score in _scores(prepared, q_THD, kv_T2HD, scale):

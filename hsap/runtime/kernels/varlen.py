@@ -58,6 +58,15 @@ class VarlenPrepared:
     calls: tuple[Call, ...]
     heads: tuple[HeadRun, ...]
 
+    @property
+    def stores(self) -> tuple[bool, bool]:
+        """See `Kernel`: one window, and no row or head twice."""
+        if len(self.calls) != 1:
+            return False, False
+        (call,) = self.calls
+        kv_heads = [head for run in self.heads for head in range(run.kv.start, run.kv.stop)]
+        return len(call.q.layers) == 1, len(call.kv.layers) == 1 and len(kv_heads) == len(set(kv_heads))
+
 
 class VarlenKernel(ABC):
     """A kernel made of a varlen forward and a varlen backward; see `Kernel` for the interface."""
@@ -89,14 +98,6 @@ class VarlenKernel(ABC):
         if upload is None:
             tables.flush()
         return VarlenPrepared(tuple(calls), work.heads)
-
-    def stores(self, prepared: VarlenPrepared) -> tuple[bool, bool]:
-        """See `Kernel`: one window, and no row or head twice."""
-        if len(prepared.calls) != 1:
-            return False, False
-        (call,) = prepared.calls
-        kv_heads = [head for run in prepared.heads for head in range(run.kv.start, run.kv.stop)]
-        return len(call.q.layers) == 1, len(call.kv.layers) == 1 and len(kv_heads) == len(set(kv_heads))
 
     def attend(
         self,
@@ -133,17 +134,18 @@ class VarlenKernel(ABC):
         dq_THD: Tensor,
         dkv_T2HD: Tensor,
         scale: float,
-        fresh: tuple[bool, bool] = (False, False),
+        fresh_q: bool = False,
+        fresh_kv: bool = False,
     ) -> None:
         """Add the gradients of the slices to dq and dkv; see `Kernel`."""
         _check_head_dim(self.name, q_THD.shape[-1])
         out_THD = stand_in_output(do_THD, delta_TH)
         lse_TH = cast_statistic(lse_TH, q_THD.dtype)
-        if fresh[0] and not _makes_all(prepared.calls[0].q, [run.q for run in prepared.heads], dq_THD):
+        if fresh_q and not _makes_all(prepared.calls[0].q, [run.q for run in prepared.heads], dq_THD):
             dq_THD.zero_()
-        if fresh[1] and not _makes_all(prepared.calls[0].kv, [run.kv for run in prepared.heads], dkv_T2HD[:, 0]):
+        if fresh_kv and not _makes_all(prepared.calls[0].kv, [run.kv for run in prepared.heads], dkv_T2HD[:, 0]):
             dkv_T2HD.zero_()
-        add_q, add_kv = (_put if stored else _add for stored in fresh)
+        add_q, add_kv = (_put if stored else _add for stored in (fresh_q, fresh_kv))
         for call in prepared.calls:
             for run in prepared.heads:
                 do, q, out, lse = (x[:, run.q][call.q.rows] for x in (do_THD, q_THD, out_THD, lse_TH))
@@ -259,7 +261,10 @@ def _add(side: Sequences, total: Tensor, grad: Tensor) -> None:
 def _put(side: Sequences, target: Tensor, part: Tensor) -> None:
     """Write packed rows, each of which occurs once, to buffer rows."""
     ((packed, rows),) = side.layers
-    target[rows] = part[packed].to(target.dtype)
+    if isinstance(rows, slice):
+        target[rows].copy_(part[packed])
+    else:
+        target[rows] = part[packed].to(target.dtype)
 
 
 def _makes_all(side: Sequences, heads: list[slice], target: Tensor) -> bool:

@@ -51,6 +51,11 @@ class Kernel(Protocol):
     q, o, do, dq: [T_q, H_q, D]; kv, dkv: [T_k, 2, H_kv, D], keys then values; lse, delta: [T_q, H_q], natural log.
     o, dq, dkv and lse have the dtypes of `hsap.ir.precision`'s accumulators, or wider; delta is `row_delta`'s.
     Rows and heads may have any strides; the head dimension is contiguous.
+
+    What is prepared may have an attribute `stores`, for (o, lse, dq) and for dkv: true where one call makes each of
+    their rows at most once. Then `attend` takes a last argument `fresh`, and `attend_grad` one for dq and one for dkv:
+    what is fresh holds nothing yet, the call writes all of it, and it may have the inputs' own dtypes, as nothing is
+    added to it.
     """
 
     name: str
@@ -63,28 +68,12 @@ class Kernel(Protocol):
         """
         ...
 
-    def stores(self, prepared: Any) -> tuple[bool, bool]:
-        """Say whether (o, lse, dq), and whether dkv, come from one call that makes every row of them at most once.
-
-        What does may be fresh: it holds nothing yet, the call writes all of it, and it may have the inputs' own dtypes,
-        as nothing is added to it.
-        """
-        ...
-
     def attend(
-        self,
-        prepared: Any,
-        q_THD: Tensor,
-        kv_T2HD: Tensor,
-        o_THD: Tensor,
-        lse_TH: Tensor,
-        scale: float,
-        fresh: bool = False,
+        self, prepared: Any, q_THD: Tensor, kv_T2HD: Tensor, o_THD: Tensor, lse_TH: Tensor, scale: float
     ) -> None:
         """Attend query rows to KV rows over slices and fold the result into the accumulators.
 
-        Roughly: o, lse = merge(o, lse, attention(q, kv, slices)). Reads q, kv, o, lse; writes o, lse. fresh: see
-        `stores`.
+        Roughly: o, lse = merge(o, lse, attention(q, kv, slices)). Reads q, kv, o, lse; writes o, lse.
         """
         ...
 
@@ -99,11 +88,10 @@ class Kernel(Protocol):
         dq_THD: Tensor,
         dkv_T2HD: Tensor,
         scale: float,
-        fresh: tuple[bool, bool] = (False, False),
     ) -> None:
         """Add the gradients that flow through the slices to dq and dkv.
 
         lse and delta = rowsum(do * o) are those of the whole attention, so that partial gradients add up exactly.
-        Reads q, kv, do, lse, delta; adds to dq, dkv. fresh: whether dq is, and dkv; see `stores`.
+        Reads q, kv, do, lse, delta; adds to dq, dkv.
         """
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from attention_oracle import RUNS, make_table
@@ -21,8 +23,9 @@ LENGTHS = [61, 1, 130, 7, 44, 2, 19]
 class Adding(MathVarlenKernel):
     """The same calls, always added up."""
 
-    def stores(self, prepared):
-        return False, False
+    def prepare(self, work, device, upload=None):
+        prepared = super().prepare(work, device, upload)
+        return SimpleNamespace(calls=prepared.calls, heads=prepared.heads)
 
 
 def make(topology: str, mask: str, heads, planner: str) -> hsap.Plan:
@@ -69,7 +72,7 @@ def test_who_stores() -> None:
     causal = [(0, 5, 0, 5, -sl.UNBOUNDED, 0), (5, 9, 5, 9, -sl.UNBOUNDED, 0)]
 
     def stores(rows, heads=RUNS[1]):
-        return kernel.stores(kernel.prepare(Work(make_table(rows), heads), "cpu"))
+        return kernel.prepare(Work(make_table(rows), heads), "cpu").stores
 
     assert stores(causal) == (True, True)
     assert stores([(0, 5, 0, 4), (0, 5, 6, 9)]) == (False, True)
@@ -90,7 +93,7 @@ def test_what_no_row_makes_is_empty() -> None:
     seen[[1, 2, 3, 6, 7], :2] = True
     assert torch.equal(torch.isneginf(lse), ~seen) and not o[~seen].any() and bool(o[seen].any())
     lse = lse.masked_fill(~seen, 0)
-    kernel.attend_grad(prepared, q, kv, torch.randn(10, 3, 8), lse, torch.zeros(10, 3), dq, dkv, 0.3, (True, True))
+    kernel.attend_grad(prepared, q, kv, torch.randn(10, 3, 8), lse, torch.zeros(10, 3), dq, dkv, 0.3, True, True)
     shown = torch.zeros(10, 2, 2, dtype=torch.bool)
     shown[2:9, :, 0] = True
     assert not dq[~seen].any() and not dkv[~shown].any() and bool(dkv[shown].any(-1).all())
