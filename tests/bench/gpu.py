@@ -2,7 +2,7 @@
 
 One rank: every kernel under the executor, forward and backward, against a direct call of flash attention over the
 packed documents. Several GPUs: planners over NCCL, one rank a GPU, against DeepSpeed's DistributedAttention around
-that call. Then the 135M model's training (`tests.bench.gpu_model`).
+that call. Then row operations (`tests.bench.gpu_rows`), and the 135M model's training (`tests.bench.gpu_model`).
 Medians of runs after a few that don't count; TFLOP/s are those of visible pairs, a GPU.
 """
 
@@ -34,7 +34,7 @@ from hsap.runtime.groups import connect
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.kernels.select import KERNELS
 from hsap.runtime.memory import TORCH_DTYPES
-from tests.bench import gpu_model
+from tests.bench import gpu_model, gpu_rows
 from tests.bench.attention.cases import OURS, ULYSSES, Case
 from tests.bench.attention.peers import Ulysses, VarlenAttention
 from tests.bench.packs import pack
@@ -74,7 +74,10 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
         lines += one_rank(case, "cuda", ON_CUDA, asked.runs)
         if count > 1:
             lines += many_ranks(case, "cuda", asked.ranks or count, asked.method or (ULYSSES, *OURS), asked.runs)
-    figures = {"quick": asked.quick, "device": gpu, "dtype": HEADS.dtype, "heads": "32:8:128", "lines": lines}
+    rows = gpu_rows.measure("cuda", 16384 if asked.quick else 131072, HEADS.num_q_heads, HEADS.head_dim, asked.runs)
+    print(f"\n{gpu_rows.table(rows)}")
+    about = {"quick": asked.quick, "device": gpu, "dtype": HEADS.dtype, "heads": "32:8:128"}
+    figures = about | {"lines": lines, "row_operations": rows}
     # Before the model, which may not fit everywhere.
     record("gpu", figures, found, folder)
     tokens, steps = (4096, 6) if asked.quick else (16384, 16)

@@ -23,7 +23,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.ir.program import Op
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy, gpu, gpu_model, loader, namespaces, nodes, packing, train
+from tests.bench import accuracy, gpu, gpu_model, gpu_rows, loader, namespaces, nodes, packing, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention import interpreter
@@ -315,6 +315,13 @@ def test_the_gpu_bench_trains_the_model_whatever_the_device():
     assert (figures["steps"], figures["tokens"], figures["mfu"]) == (2, 256, None)
     assert figures["tokens_per_s"] > 0 and figures["first_loss"] == pytest.approx(10.8, abs=0.5)
     assert "a CPU, packs of 256 tokens" in gpu_model.table(figures)
+
+
+def test_the_gpu_bench_times_row_operations_whatever_the_device():
+    lines = gpu_rows.measure("cpu", 33, 3, 16, 1)
+    assert [line["operation"] for line in lines][:2] == ["merge", "gather, merge, scatter"]
+    assert all(line["torch_gb_per_s"] > 0 and line["triton_s"] is None for line in lines)
+    assert gpu_rows.table(lines).count("\n") == len(lines)
 
 
 def test_peaks_are_those_of_the_data_sheets():

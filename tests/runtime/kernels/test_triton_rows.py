@@ -6,6 +6,7 @@ their own.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -141,11 +142,36 @@ def test_delta_and_its_stand_in_output(size, scale) -> None:
     torch.testing.assert_close((do.double() * out.double()).sum(-1), want, rtol=0.04, atol=2e-2 * scale)
 
 
+@cases
+@pytest.mark.parametrize(("topology", "mask"), [("4x1", "causal"), ("2x2", "lambda:3,20")])
+def test_plans_run_by_them(topology, mask, monkeypatch) -> None:
+    """Every call that the runtime makes, with its views, strides and index tensors; on CPUs with a kernel of theirs."""
+    import hsap
+    from tests.runtime.oracle import attention, tensors
+
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    shape = hsap.HeadShape(6, 2, 16, {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype])
+    layout, masks = hsap.Layout.from_lengths([40, 1, 61, 9]), ((mask, 1),)
+    problem = hsap.Problem(layout, shape, hsap.Topology.parse(topology), masks)
+    inputs = tensors(problem, dtype)
+    used = []
+    for name in ("merge", "delta"):
+        module = importlib.import_module(f"hsap.runtime.kernels.{name}")
+        monkeypatch.setattr(module, "fused", lambda device_type: used.append(device_type) or triton_rows())
+    kernel = "auto" if DEVICE == "cuda" else importlib.import_module("test_varlen").MathVarlenKernel()
+    q, k, v, grad_o = (x.to(DEVICE) for x in inputs)
+    got = hsap.reference(hsap.compile(problem, "sap"), q, k, v, grad_o=grad_o, kernel=kernel)
+    tolerance = 3e-2 if DEVICE == "cuda" else 2e-5
+    for one, want in zip(got, attention(problem, *inputs)):
+        torch.testing.assert_close(one.cpu().double(), want, rtol=0, atol=tolerance * float(want.abs().max()))
+    assert len(used) > 20
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or HAS_CUDA, reason="the cases themselves run here")
 @pytest.mark.skipif(not HAS_TRITON, reason='needs triton (pip install "hsap[triton]"), on CPUs for its interpreter')
 def test_interpreted() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=600
     )
