@@ -13,6 +13,7 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.kernels import select_kernel
+from hsap.runtime.kernels.cuda_flash import CudaFlashKernel
 from hsap.runtime.kernels.select import KERNELS
 from tests.gpu.devices import DEVICES
 from tests.gpu.single import alone, finish, never_waiting
@@ -66,6 +67,15 @@ def test_masks_and_heads_in_one_process(device: str, mask: str, heads, dtype: st
     inputs = tensors(problem, DTYPES[dtype])
     q, k, v, grad_o = (x.to(device) for x in inputs)
     agree(problem, hsap.reference(plan, q, k, v, grad_o=grad_o), inputs)
+
+
+@pytest.mark.parametrize("planner", ["sap", "usp"])
+def test_flash_calls_are_well_formed(planner: str) -> None:
+    """On the meta device: torch checks each call's arguments and gives its shapes, and nothing is computed."""
+    problem = make("cpu", "2x2", "lambda:5,20")
+    q, k, v, grad_o = (x.to("meta") for x in tensors(problem, torch.bfloat16))
+    got = hsap.reference(hsap.compile(problem, planner), q, k, v, grad_o=grad_o, kernel=CudaFlashKernel())
+    assert [x.shape for x in got] == [q.shape, (9, len(q)), q.shape, k.shape, v.shape]
 
 
 def one_step(session: Session, plan: hsap.Plan, q, k, v, grad_o):

@@ -10,7 +10,7 @@ import hsap
 from hsap.calibrate.processes import run_ranks
 from hsap.ir.span import positions
 from hsap.runtime.executor import Session
-from hsap.runtime.groups import make_mesh
+from hsap.runtime.groups import connect, make_mesh
 from tests.gpu.devices import HAS_CUDA, needs_gpu
 from tests.gpu.single import never_waiting
 from tests.gpu.test_gpu_attention import BOUNDS, NAMES, make
@@ -40,6 +40,8 @@ def rank_main(rank: int, device: str, num_ranks: int) -> list[list[float]]:
         device=device,
         dtype=torch.bfloat16,
     )
+    connect(device=device)
+    session.transport.start = session.transport._batched  # NCCL's way, also where gloo has one of its own
     errors = []
     for plan in plans(device, num_ranks):
         inputs = tensors(plan.problem, torch.bfloat16)
