@@ -66,6 +66,8 @@ def saved_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies:
     e, wide = DTYPE_BYTES[dtype], 4
     attention = e * (2 * model.q_dim + 2 * model.kv_dim * kept_copies) + 4 * model.num_q_heads
     if checkpointing == "full":
+        return e * model.q_dim + 4 * model.num_q_heads, e * model.hidden_dim
+    if checkpointing == "selective":
         return attention, e * model.hidden_dim
     norms = 2 * (2 * wide * model.hidden_dim + e * model.hidden_dim + wide)
     if dtype == "fp32":
@@ -80,7 +82,7 @@ def working_bytes(model: ModelConfig, dtype: str, checkpointing: str) -> float:
     Under checkpointing the layer's saved tensors, made again; in both cases gradients of the widest part: three of the
     feed-forward's width, and two of the hidden width in fp32.
     """
-    made_again = saved_bytes(model, dtype, "none")[1] if checkpointing == "full" else 0
+    made_again = saved_bytes(model, dtype, "none")[1] if checkpointing != "none" else 0
     return made_again + 3 * DTYPE_BYTES[dtype] * model.ffn_dim + 2 * 4 * model.hidden_dim
 
 
