@@ -103,7 +103,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
-        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
+        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps, fused=True
     )
     with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)

@@ -11,6 +11,8 @@ import gc
 import json
 import os
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -77,11 +79,10 @@ def named_storages(trainer: Trainer) -> dict[int, str]:
     inner = getattr(optimizer, "optimizer", optimizer)
     name("Adam moments", [t for state in inner.state.values() for t in state.values()])
     name("masters", [p for group in inner.param_groups for p in group["params"]])
-    name("gradients", [p.grad for p in parameters if p.grad is not None])
     for attribute, what in (
         ("grad_partitions_flat_buffer", "gradients"),
         ("fp32_groups_gradients_flat", "gradients"),
-        ("fp32_groups_gradient_flat_partition", "gradients"),
+        ("fp32_partitioned_groups_flat", "masters"),
         ("lp_param_buffer", "weights"),
     ):
         value = getattr(optimizer, attribute, None)
@@ -101,48 +102,73 @@ def walk(nodes):
 
 
 def counted(measured: profile, named: dict[int, str], skipped: int) -> dict:
-    """Peak bytes of each phase, after the first `skipped` micro-steps, and what they were at the highest one."""
+    """Bytes before the micro-step with index `skipped`, and from then on the peak of each phase, and what it was."""
     marks, moves = [], []
     for event in walk(measured.profiler.kineto_results.experimental_event_tree()):
         if event.name.startswith("hsap "):
             marks.append((event.start_time_ns, event.end_time_ns, event.name.removeprefix("hsap ")))
         elif event.name == "[memory]":
-            fields = event.extra_fields
-            moves.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+            moves.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
     marks.sort()
     moves.sort(key=lambda move: move[0])
     first = [mark for mark in marks if mark[2] == "forward"][skipped][0]
     marks = [mark for mark in marks if mark[0] >= first]
-    alive: dict[int, tuple[int, int]] = {}
-    peaks = {phase: (0, {}) for phase in PHASES}
-    total, at = 0, 0
-    for now, address, size, _ in moves:
-        if size < 0:
-            total -= alive.pop(address, (0, 0))[0]
-            continue
-        alive[address] = (size, now)
-        total += size
+    alive: dict[int, int] = {}
+    peaks = {phase: (0, 0) for phase in PHASES}
+    total, before, at = 0, 0, 0
+    for i, (now, address, size) in enumerate(moves):
+        total += _move(alive, address, size)
+        if now < first:
+            before = total
         while at < len(marks) and marks[at][1] < now:
             at += 1
-        if at < len(marks) and marks[at][0] <= now and total > peaks[marks[at][2]][0]:
-            peaks[marks[at][2]] = total, dict(alive)
-    out = {}
-    for phase, (peak, held) in peaks.items():
-        parts: dict[str, int] = {}
-        rest: dict[int, int] = {}
-        for address, (size, _) in held.items():
-            what = named.get(address, "else")
-            parts[what] = parts.get(what, 0) + size
-            if what == "else":
-                rest[size] = rest.get(size, 0) + 1
-        largest = sorted(rest.items(), key=lambda item: -item[0] * item[1])[:24]
-        out[phase] = {"bytes": peak, "parts": parts, "largest": largest}
-    return out
+        if at < len(marks) and marks[at][0] <= now:
+            peaks[marks[at][2]] = max(peaks[marks[at][2]], (total, -i))
+    return {
+        "before": before,
+        "phases": {phase: {"bytes": peak} | _held(moves[: 1 - at], named) for phase, (peak, at) in peaks.items()},
+    }
+
+
+def _move(alive: dict[int, int], address: int, size: int) -> int:
+    """Allocate or free (size below 0); gives by how much the total grows. A new tensor in an old one's place is as much
+    as to say that the old one is gone."""
+    if size < 0:
+        return -alive.pop(address, 0)
+    grown = size - alive.get(address, 0)
+    alive[address] = size
+    return grown
+
+
+def _held(moves: list[tuple[int, int, int]], named: dict[int, str]) -> dict:
+    """What is alive after some moves: bytes by name, and the largest (bytes, how many) of those without one."""
+    alive: dict[int, int] = {}
+    for _, address, size in moves:
+        _move(alive, address, size)
+    parts, rest = Counter(), Counter()
+    for address, size in alive.items():
+        what = named.get(address, "else")
+        parts[what] += size
+        rest[size] += what == "else"
+    return {"parts": parts, "largest": sorted(rest.items(), key=lambda item: -item[0] * item[1])[:24]}
+
+
+def wait_longer() -> None:
+    """Let gloo's threads put collectives' tensors down first: what they free, the profiler doesn't see."""
+    wait = dist.Work.wait
+
+    def waited(work, *arguments):
+        done = wait(work, *arguments)
+        time.sleep(0.0005)
+        return done
+
+    dist.Work.wait = waited
 
 
 def main(runs: list[list[str]]) -> None:
     """Train one run after the other and count."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    wait_longer()
     configs = [configure(arguments, int(os.environ["WORLD_SIZE"])) for arguments in runs]
     join(configs[0])
     for config in configs:
@@ -155,8 +181,8 @@ def main(runs: list[list[str]]) -> None:
             trainer = MarkedTrainer(config, inputs, engine)
             trainer.train()
         named = named_storages(trainer)
-        found = counted(measured, named, config.accumulation)
-        told = {"tokens": trainer.tokens, "arena": trainer.session.arena.bytes.numel(), "phases": found}
+        found = counted(measured, named, (config.train.steps - 1) * config.accumulation)
+        told = {"tokens": trainer.tokens, "arena": trainer.session.arena.bytes.numel()} | found
         (out / f"allocated-{dist.get_rank()}.json").write_text(json.dumps(told))
         engine.deepspeed.destroy()
         del engine, trainer, measured
