@@ -15,8 +15,9 @@ from hsap.models.config import ModelConfig
 from hsap.papers.comparison import Table
 from hsap.papers.pricing import Draw, priced
 from hsap.papers.published import published
+from hsap.tune.activations import loss_bytes, saved_bytes, working_bytes
 from hsap.tune.collectives import gather_s
-from hsap.tune.memory import kept_copies, loss_bytes, rank_bytes, saved_bytes, working_bytes
+from hsap.tune.memory import kept_copies, rank_bytes
 from hsap.tune.setting import Setting, reserve_bytes
 from hsap.tune.step import STEP_BYTES, MicroSteps, ends_s, layer_s, step_s
 
