@@ -97,5 +97,3 @@ def _table(job, found, fixed: int | None, data: str | None) -> str:
         "",
         *lines,
     ])  # fmt: skip
-
-

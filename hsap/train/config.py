@@ -62,6 +62,7 @@ class LoopConfig:
     save_in_background: bool = flag()
     log_every: int = integer(1)
     tensorboard: bool = flag()
+    pad_rows: bool = flag(default=False)
 
 
 def _is_range(value: object) -> bool:

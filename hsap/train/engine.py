@@ -23,6 +23,7 @@ from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
 from hsap.models.llama import Llama
+from hsap.models.mlp import SwiGLU
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
@@ -88,6 +89,10 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
         with deepspeed.zero.Init(config_dict_or_path=settings):
             model = Llama(model_config)
+
+        if model_config.mlp_chunk_tokens is not None:
+            # Its chunks use the weights themselves: they are gathered once for all of them, with the module.
+            deepspeed.utils.set_z3_leaf_modules(model, [SwiGLU])
 
         def gathered(parameter):
             return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)

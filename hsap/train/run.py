@@ -11,11 +11,13 @@ from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
+from hsap.data.document import NO_TARGET
 from hsap.data.loader import StepLoader, eval_batches, eval_packing
 from hsap.data.packing import count_long
 from hsap.ir.mask import distinct_masks
@@ -26,6 +28,7 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
@@ -68,8 +71,8 @@ class Trainer:
         self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
-        most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
-        self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
+        self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
+        self.session.arena.reserve(arena_capacity(self.setup.problem, self.capacity.even))
         # Before anything is trained: the processes load their code meanwhile.
         self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
         self._eval_plans: list[Plan] | None = None
@@ -199,12 +202,14 @@ class Trainer:
         return self._figures(step, local_loss, waits, time.perf_counter() - begin)
 
     def _loss(self, micro: MicroBatch, plan: Plan) -> Tensor:
-        """Sum of the token losses of this rank's rows of a micro-batch."""
+        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
-        self.attention.load(self.session.load(plan))
+        num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
+        self.attention.load(self.session.load(plan), num_rows)
+        padding = (0, num_rows - len(rows))
         tokens, places, targets = (
-            torch.from_numpy(field[rows]).long().to(self.engine.device)
-            for field in (micro.tokens, micro.positions, micro.labels)
+            torch.from_numpy(np.pad(field[rows], padding, constant_values=value)).long().to(self.engine.device)
+            for field, value in ((micro.tokens, 0), (micro.positions, 0), (micro.labels, NO_TARGET))
         )
         return self.engine.deepspeed(tokens, places, self.attention, targets)
 

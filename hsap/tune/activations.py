@@ -10,6 +10,7 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.models.config import ModelConfig
 
 WIDE = 4
+MAX_WORDS = 1 << 31
 
 
 def saved_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies: float = 1.0) -> tuple[float, float]:
@@ -26,7 +27,9 @@ def saved_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies:
     attention = e * (2 * model.q_dim + 2 * model.kv_dim * kept_copies) + lse
     if checkpointing == "selective":
         return attention, e * model.hidden_dim
-    return attention, 2 * _norm_bytes(model, dtype) + 4 * e * model.ffn_dim
+    # In chunks the feed-forward keeps its input alone, which is the norm's output.
+    wide_rows = 4 * e * model.ffn_dim if model.mlp_chunk_tokens is None else 0
+    return attention, 2 * _norm_bytes(model, dtype) + wide_rows
 
 
 def _norm_bytes(model: ModelConfig, dtype: str) -> int:
@@ -34,20 +37,25 @@ def _norm_bytes(model: ModelConfig, dtype: str) -> int:
     return 2 * WIDE * model.hidden_dim + DTYPE_BYTES[dtype] * model.hidden_dim + WIDE
 
 
-def working_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies: float = 1.0) -> float:
-    """Bytes per row that backward of one layer needs beside what was saved.
+def working_bytes(model: ModelConfig, dtype: str, checkpointing: str, tokens: int, kept_copies: float = 1.0) -> float:
+    """Bytes that backward of one layer needs beside what was saved, of so many rows.
 
     The product of gate and up has two gradients, and one comes in for the residual stream; a norm's backward has five
     tensors in fp32. With checkpointing what the layer behind attention saves is made again, and under `full` what is
-    before it too.
+    before it too. In chunks the feed-forward has five tensors of a chunk, and gradients of its weights in fp32.
     """
-    e, hidden = DTYPE_BYTES[dtype], model.hidden_dim
-    if checkpointing == "none":
-        return max(e * (2 * model.ffn_dim + hidden), 5 * WIDE * hidden)
-    behind = 6 * e * model.ffn_dim + 4 * WIDE * hidden
-    if checkpointing == "selective":
-        return behind
-    return behind + _norm_bytes(model, dtype) + e * (model.q_dim + 2 * model.kv_dim * kept_copies)
+    e, hidden, ffn = DTYPE_BYTES[dtype], model.hidden_dim, model.ffn_dim
+    again = checkpointing != "none"
+    norm = 5 * WIDE * hidden
+    if model.mlp_chunk_tokens is None:
+        rows = max(e * ((6 if again else 2) * ffn + hidden) + again * 3 * WIDE * hidden, norm)
+        chunk = 0
+    else:
+        rows = norm + again * 2 * WIDE * hidden
+        chunk = 5 * e * ffn * min(model.mlp_chunk_tokens, tokens) + 3 * WIDE * hidden * ffn
+    if checkpointing == "full":
+        rows += _norm_bytes(model, dtype) + e * (model.q_dim + 2 * model.kv_dim * kept_copies)
+    return rows * tokens + chunk
 
 
 def last_norm_bytes(model: ModelConfig, dtype: str) -> int:
@@ -63,9 +71,9 @@ def loss_bytes(model: ModelConfig, dtype: str, tokens: int) -> float:
     there is the product that is added to the head's.
     """
     e, hidden = DTYPE_BYTES[dtype], model.hidden_dim
-    rows, words = min(tokens, model.loss_chunk_tokens), model.vocab_size
-    kept = WIDE * (tokens + words) * hidden
-    half, again = e < WIDE, tokens > model.loss_chunk_tokens
+    rows, words = min(tokens, model.loss_chunk_tokens), min(model.vocab_size, model.loss_chunk_vocab or MAX_WORDS)
+    kept = WIDE * (tokens + model.vocab_size) * hidden
+    half, again = e < WIDE, tokens > rows or words < model.vocab_size
     logits = (e + 2 * WIDE if half else 2 * WIDE) + (again and WIDE + (e if half else 0))
     adding = (WIDE + e) * rows * words + e * words * hidden if half else 0
     return kept + max(logits * rows * words, adding)

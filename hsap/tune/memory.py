@@ -75,7 +75,7 @@ def phases(
     attention, rest = activations.saved_bytes(model, dtype, how, kept_copies)
     head = width * model.vocab_size * model.hidden_dim
     last = activations.last_norm_bytes(model, dtype)
-    working = activations.working_bytes(model, dtype, how, kept_copies) * tokens
+    working = activations.working_bytes(model, dtype, how, tokens, kept_copies)
     between, after, update = _gradients(model, setting)
     between = between if setting.accumulation > 1 else 0
     bucket, copies = _reducing(model, setting)

@@ -74,7 +74,7 @@ def ends_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: Column) -> 
 
 def micro_s(model: ModelConfig, setting: Setting, cluster: Cluster, micro: MicroSteps) -> Column:
     """Seconds of each micro-batch, forward and backward, without ZeRO's traffic."""
-    passes = 4 if setting.checkpointing == "full" else 3
+    passes = 3 if setting.checkpointing == "none" else 4
     around = passes * model.num_layers * layer_s(model, setting.dtype, cluster, micro.tokens)
     around += ends_s(model, setting.dtype, cluster, micro.tokens)
     return model.num_layers * sum(micro.attention_s) + around * _crowd(setting, cluster)

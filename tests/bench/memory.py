@@ -38,8 +38,9 @@ SHAPES = {
 }  # fmt: skip
 TOPOLOGIES = ("1x1", "2x1", "1x2", "2x2", "4x1")
 DTYPES = ("fp32", "bf16")
-CHECKPOINTING = ("none", "full")
-LENGTHS = (128, 640)
+CHECKPOINTING = ("none", "selective", "full")
+LENGTHS = (96, 384)
+LOSS_CHUNK = 128
 ACCUMULATION = (1, 2)
 
 
@@ -64,7 +65,8 @@ class Case:
     def model(self) -> ModelConfig:
         values = dict(SHAPES[self.shape]) | {"tied_embeddings": SHAPES[self.shape]["tied_embeddings"] == "true"}
         changed = {key.removeprefix("model."): value for key, value in self.options if key.startswith("model.")}
-        return ModelConfig(**values | changed, checkpointing=self.checkpointing, loss_chunk_tokens=256)
+        settled = {"checkpointing": self.checkpointing, "loss_chunk_tokens": LOSS_CHUNK}
+        return ModelConfig(**values | settled | changed)
 
     @property
     def setting(self) -> Setting:
@@ -84,8 +86,11 @@ def cases(quick: bool) -> list[Case]:
     rows = [tuple(column[i] for column, i in zip(columns, row)) for row in pairwise(*map(len, columns))]
     # Stage by number format is what buffers and gradients hang on: all of them, on two ranks.
     rows += [(shape, "2x1", zero, dtype, "none", length, 1) for zero in (0, 1, 2, 3) for dtype in DTYPES
-             for shape, length in (("tiny", 1024), ("wide", 128))]  # fmt: skip
-    return [Case(*row) for row in dict.fromkeys(rows)]
+             for shape, length in (("tiny", 768), ("wide", 96))]  # fmt: skip
+    chunked = (("model.mlp_chunk_tokens", 64), ("model.loss_chunk_vocab", 512))
+    more = [Case("wide", "2x1", zero, dtype, how, 384, 1, chunked) for zero, dtype, how in
+            ((1, "fp32", "none"), (3, "bf16", "full"), (0, "fp32", "selective"))]  # fmt: skip
+    return [Case(*row) for row in dict.fromkeys(rows)] + more
 
 
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
@@ -165,7 +170,7 @@ def arguments(case: Case, out: Path, data: Path) -> list[str]:
         "engine.dtype": case.dtype,
         **{f"model.{key}": value for key, value in SHAPES[case.shape].items()},
         "model.checkpointing": case.checkpointing,
-        "model.loss_chunk_tokens": 256,
+        "model.loss_chunk_tokens": LOSS_CHUNK,
         **dict(case.options),
         "out": out,
     }

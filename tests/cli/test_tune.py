@@ -55,7 +55,9 @@ def test_lengths_are_those_of_prepared_data(tmp_path, capsys) -> None:
     made = ["prepare", str(tmp_path / "d.jsonl"), "-o", out, "--workers", "1", "--tokenizer", tokenizer]
     assert main(made) == 0
     assert sorted(tune.read_lengths(out, 1000, 0)) == [5, 90, 256]
-    assert sum(tune.read_lengths(out, 300, 1)) <= 300 and tune.read_lengths(out, 300, 1) == tune.read_lengths(out, 300, 1)
+    assert sum(tune.read_lengths(out, 300, 1)) <= 300 and tune.read_lengths(out, 300, 1) == tune.read_lengths(
+        out, 300, 1
+    )
     assert sum(tune.read_lengths(out, 3, 1)) == 3
     with pytest.raises(ValueError, match=r"--data: .*holds no finished prepared data"):
         tune.read_lengths(str(tmp_path), 1000, 0)

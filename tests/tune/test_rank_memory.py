@@ -54,7 +54,7 @@ class _Keeping(torch.autograd.Function):
         return do, None, None
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_activations_are_what_torch_saves(dtype, checkpointing) -> None:
     tokens, found = 37, []
@@ -83,7 +83,7 @@ def test_activations_are_what_torch_saves(dtype, checkpointing) -> None:
 def test_replicated_kv_heads_are_kept_as_often_as_ranks_have_them() -> None:
     assert kept_copies(MODEL, setting(0, "bf16", topology="1x2")) == 1
     assert kept_copies(MODEL, setting(0, "bf16", topology="1x6")) == 3
-    once, thrice = (saved_bytes(MODEL, "bf16", "full", copies)[0] for copies in (1, 3))
+    once, thrice = (saved_bytes(MODEL, "bf16", "selective", copies)[0] for copies in (1, 3))
     assert thrice - once == 2 * 2 * (2 * 2 * 8)
 
 
@@ -94,9 +94,9 @@ def test_loss_by_hand() -> None:
 
 
 def test_items_add_up_and_grow_with_tokens() -> None:
-    few, many = (rank_bytes(MODEL, setting(1, "bf16", "full"), tokens, 5e6, 7e6) for tokens in (100, 300))
+    few, many = (rank_bytes(MODEL, setting(1, "bf16", "selective"), tokens, 5e6, 7e6) for tokens in (100, 300))
     assert few["communication arena"] == 5e6 and few["reserve"] == 7e6
-    per_token = sum(saved_bytes(MODEL, "bf16", "full")) * 2 + (8 + 4) * 48
+    per_token = sum(saved_bytes(MODEL, "bf16", "selective")) * 2 + (8 + 4) * 48
     kept = ("activations", "attention's saved tensors")
     assert sum(many[k] for k in kept) - sum(few[k] for k in kept) == 200 * per_token
     assert sum(many.values()) > sum(few.values())
