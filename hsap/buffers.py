@@ -1,7 +1,7 @@
 """Buffers: how much DeepSpeed may hold at once beside a rank's state, from the model's own size.
 
-Its defaults (5e8 elements to reduce, 1e9 gathered weights) are a large model's: they are allocated whole, or keep all of
-a smaller model gathered. `hsap.train.engine` sets these figures, and `hsap.tune.memory` counts with them.
+Its defaults (5e8 elements to reduce, 1e9 gathered weights) are a large model's: they are allocated whole, or keep all
+of a smaller model gathered. `hsap.train.engine` sets these figures, and `hsap.tune.memory` counts with them.
 
 Gradients of a layer are reduced at once, or 4 Mi elements where a layer is smaller; one that is larger than that (an
 embedding) is reduced by itself, which DeepSpeed does without its buffer. Under ZeRO 3 the weights of the layer that is

@@ -90,10 +90,9 @@ def _table(job, found, fixed: int | None, data: str | None) -> str:
     widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths)) for row in [titles, *rows]]
     spread = "everything even" if data is None else f"planned with documents of {data}"
-    return "\n".join([
+    head = (
         f"{job.name} on {job.cluster.num_nodes} x {job.cluster.name} ({job.world} ranks of "
-        f"{job.cluster.capacity_bytes / GIB:.1f} GiB), {job.dtype}: tokens of a pack, one a micro-step, {spread}; GiB of "
-        "the fullest rank when it needs most, by item",
-        "",
-        *lines,
-    ])  # fmt: skip
+        f"{job.cluster.capacity_bytes / GIB:.1f} GiB), {job.dtype}: tokens of a pack, one a micro-step, {spread}; GiB "
+        "of the fullest rank when it needs most, by item"
+    )
+    return "\n".join([head, "", *lines])

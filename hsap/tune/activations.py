@@ -28,8 +28,10 @@ def saved_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies:
     if checkpointing == "selective":
         return attention, e * model.hidden_dim
     # In chunks the feed-forward keeps its input alone, which is the norm's output.
-    wide_rows = 4 * e * model.ffn_dim if model.mlp_chunk_tokens is None else 0
-    return attention, 2 * _norm_bytes(model, dtype) + wide_rows
+    rest = 2 * _norm_bytes(model, dtype) + (4 * e * model.ffn_dim if model.mlp_chunk_tokens is None else 0)
+    if model.qk_norm:
+        rest += 2 * WIDE * (model.q_dim + model.kv_dim) + WIDE * (model.num_q_heads + model.num_kv_heads)
+    return attention, rest
 
 
 def _norm_bytes(model: ModelConfig, dtype: str) -> int:
@@ -68,14 +70,14 @@ def loss_bytes(model: ModelConfig, dtype: str, tokens: int) -> float:
 
     A chunk exists as logits, as log-probabilities in fp32 (half precision: and as logits in fp32), as their gradient in
     the logits' dtype; those of the chunk before are alive while it begins. Beside the gradient of half-precision logits
-    there is the product that is added to the head's.
+    there is the product that is added to the head's, and widened for that.
     """
     e, hidden = DTYPE_BYTES[dtype], model.hidden_dim
     rows, words = min(tokens, model.loss_chunk_tokens), min(model.vocab_size, model.loss_chunk_vocab or MAX_WORDS)
     kept = WIDE * (tokens + model.vocab_size) * hidden
     half, again = e < WIDE, tokens > rows or words < model.vocab_size
     logits = (e + 2 * WIDE if half else 2 * WIDE) + (again and WIDE + (e if half else 0))
-    adding = (WIDE + e) * rows * words + e * words * hidden if half else 0
+    adding = (WIDE + e) * rows * words + (WIDE + e) * words * hidden if half else 0
     return kept + max(logits * rows * words, adding)
 
 

@@ -43,24 +43,28 @@ def _gradients(model: ModelConfig, setting: Setting) -> tuple[float, float, floa
     if setting.zero_stage == 0:
         return width * params, width * params, (6 if half else 4) * params
     if setting.zero_stage == 1:
-        return (0, 2 * params, 2 * params) if half else (4 * params, 4 * params, 8 * shared)
+        return width * params, width * params, 2 * params + 4 * shared if half else 8 * shared
     if setting.zero_stage == 2:
-        return 4 * shared, 4 * shared, (4 if half else 8) * shared
+        # In fp32 the first micro-step's have no place of their own before the first bucket is reduced.
+        alone = not half and setting.accumulation == 1 and params <= Buffers.of(model).reduced
+        return 4 * shared, 0 if alone else 4 * shared, (4 if half else 8) * shared
     return 0, 0, 4 * shared
 
 
 def _reducing(model: ModelConfig, setting: Setting) -> tuple[float, float]:
     """Bytes of a bucket that isn't always there, and of its copies while it is reduced."""
-    buffers, half = Buffers.of(model), setting.element_bytes == 2
-    at_once = min(max(buffers.reduced, model.vocab_size * model.hidden_dim), model.num_params)
-    if setting.world == 1:
-        at_once = 0
+    bucket, half = Buffers.of(model).reduced, setting.element_bytes == 2
+    # What is larger than a bucket is reduced by itself.
+    at_once = min(max(bucket, model.vocab_size * model.hidden_dim), model.num_params)
     if setting.zero_stage == 0:
         return 0, (6 if half else 4) * at_once
+    if setting.zero_stage == 1 and half:
+        # Sums of micro-steps lie in a row: they are copied only where norms and biases go with the matrices.
+        return 0, 4 * model.num_params if model.num_params <= bucket else 0
     if setting.zero_stage == 1:
-        return (0, 0) if half else (4 * buffers.reduced, 0)
+        return 4 * bucket, 0
     if setting.zero_stage == 2:
-        return setting.element_bytes * buffers.reduced, (6 if half else 4) * at_once
+        return setting.element_bytes * bucket, (6 if half else 4) * at_once
     return 0, 8 * at_once
 
 
@@ -96,18 +100,19 @@ def phases(
         return items
 
     layers = model.num_layers
-    reduced = layers - max(buffers.reduced // model.layer_params, 1)
+    one = width * model.vocab_size * model.hidden_dim if setting.zero_stage == 3 else 0
     out = {
         "loss": phase(layers, tokens * last + activations.loss_bytes(model, dtype, tokens), between, gathered),
         "backward of the loss": phase(
             layers, tokens * last + activations.loss_gradient_bytes(model, dtype, tokens), between, gathered
         ),
         "backward of a layer": phase(layers, working + head, between, gathered + bucket),
-        "reduction": phase(1, working + head, after, bucket + copies + gathered),
+        "reduction": phase(0, 0, after, bucket + copies + one),
         "update": phase(0, 0, update, 0),
     }
-    if setting.zero_stage > 1:
-        out["first reduction"] = phase(max(reduced, 0), working + head, between, gathered + bucket + copies)
+    if setting.zero_stage > 1 and (left := layers - buffers.reduced / model.layer_params) > 0:
+        stream = 2 * width * model.hidden_dim * tokens
+        out["first reduction"] = phase(left, stream + head, between, gathered + bucket + copies)
     return out
 
 

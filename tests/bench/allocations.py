@@ -1,4 +1,4 @@
-"""One rank of a world whose allocations are counted: each run trains under torch's profiler, from before the model is built.
+"""One rank of a world whose allocations are counted: runs train under torch's profiler, from before a model is built.
 
 `allocations.py FILE`: a JSON list of runs, each a list of train.py's arguments. Every rank writes `allocated-RANK.json`
 into the run's directory: bytes of PyTorch's own CPU allocator, exactly as it was asked for them. Buffers inside gloo,
@@ -114,7 +114,7 @@ def counted(measured: profile, named: dict[int, str], skipped: int) -> dict:
     first = [mark for mark in marks if mark[2] == "forward"][skipped][0]
     marks = [mark for mark in marks if mark[0] >= first]
     alive: dict[int, int] = {}
-    peaks = {phase: (0, 0) for phase in PHASES}
+    peaks = dict.fromkeys(PHASES, (0, 0))
     total, before, at = 0, 0, 0
     for i, (now, address, size) in enumerate(moves):
         total += _move(alive, address, size)

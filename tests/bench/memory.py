@@ -1,4 +1,4 @@
-"""`python -m tests.bench.memory`: allocations of real training runs, counted, beside what the memory model says of them.
+"""`python -m tests.bench.memory`: allocations of real training runs, counted, beside what the memory model says.
 
 Ranks train a step and then another, whose peak is compared (the first one makes the optimizer's state). Counted is what
 PyTorch's CPU allocator was asked for, on the fullest rank; what gloo, NumPy and Python take beside is not. Each row is
@@ -35,6 +35,10 @@ SHAPES = {
              "head_dim": 64, "ffn_dim": 1024, "tied_embeddings": "false"},
     "deep": {"vocab_size": 3072, "num_layers": 8, "hidden_dim": 192, "num_q_heads": 6, "num_kv_heads": 2,
              "head_dim": 32, "ffn_dim": 512, "tied_embeddings": "true"},
+    "large": {"vocab_size": 2048, "num_layers": 6, "hidden_dim": 384, "num_q_heads": 6, "num_kv_heads": 3,
+              "head_dim": 64, "ffn_dim": 1024, "tied_embeddings": "false"},
+    "odd": {"vocab_size": 2500, "num_layers": 5, "hidden_dim": 160, "num_q_heads": 5, "num_kv_heads": 5,
+            "head_dim": 32, "ffn_dim": 300, "tied_embeddings": "true", "attention_bias": "qkv", "qk_norm": "true"},
 }  # fmt: skip
 TOPOLOGIES = ("1x1", "2x1", "1x2", "2x2", "4x1")
 DTYPES = ("fp32", "bf16")
@@ -63,7 +67,8 @@ class Case:
 
     @property
     def model(self) -> ModelConfig:
-        values = dict(SHAPES[self.shape]) | {"tied_embeddings": SHAPES[self.shape]["tied_embeddings"] == "true"}
+        values = {key: value == "true" if value in ("true", "false") else value
+                  for key, value in SHAPES[self.shape].items()}  # fmt: skip
         changed = {key.removeprefix("model."): value for key, value in self.options if key.startswith("model.")}
         settled = {"checkpointing": self.checkpointing, "loss_chunk_tokens": LOSS_CHUNK}
         return ModelConfig(**values | settled | changed)
@@ -82,15 +87,42 @@ def cases(quick: bool) -> list[Case]:
     """Rows in which any two choices of two columns meet."""
     if quick:
         return [Case("tiny", "2x1", zero, dtype, "none", 512, 1) for zero in (0, 3) for dtype in DTYPES]
-    columns = (tuple(SHAPES), TOPOLOGIES, (0, 1, 2, 3), DTYPES, CHECKPOINTING, LENGTHS, ACCUMULATION)
+    columns = (("tiny", "wide", "deep"), TOPOLOGIES, (0, 1, 2, 3), DTYPES, CHECKPOINTING, LENGTHS, ACCUMULATION)
     rows = [tuple(column[i] for column, i in zip(columns, row)) for row in pairwise(*map(len, columns))]
-    # Stage by number format is what buffers and gradients hang on: all of them, on two ranks.
+    # Stage by number format is what buffers and gradients hang on: all of them, on two ranks; "large" is larger than a
+    # bucket.
     rows += [(shape, "2x1", zero, dtype, "none", length, 1) for zero in (0, 1, 2, 3) for dtype in DTYPES
-             for shape, length in (("tiny", 768), ("wide", 96))]  # fmt: skip
+             for shape, length in (("tiny", 768), ("wide", 96), ("large", 64))]  # fmt: skip
     chunked = (("model.mlp_chunk_tokens", 64), ("model.loss_chunk_vocab", 512))
     more = [Case("wide", "2x1", zero, dtype, how, 384, 1, chunked) for zero, dtype, how in
             ((1, "fp32", "none"), (3, "bf16", "full"), (0, "fp32", "selective"))]  # fmt: skip
+    more += [
+        Case("odd", topology, zero, dtype, how, 600, accumulation)
+        for topology, zero, dtype, how, accumulation in (
+            ("3x1", 0, "fp32", "full", 1), ("1x3", 1, "bf16", "selective", 2), ("3x1", 2, "bf16", "none", 1),
+            ("1x3", 3, "fp32", "selective", 1), ("3x1", 3, "bf16", "full", 2), ("1x3", 1, "fp32", "none", 1),
+        )
+    ]  # fmt: skip
     return [Case(*row) for row in dict.fromkeys(rows)] + more
+
+
+def drawn(count: int) -> list[Case]:
+    """Rows of shapes and settings drawn at random, on which the model of memory was never mended."""
+    random, rows = np.random.default_rng(SEED), []
+    for _ in range(count):
+        pick = lambda *choices: choices[random.integers(len(choices))]  # noqa: E731
+        kv, group, head_dim = pick(1, 2, 3), pick(1, 2, 4), pick(16, 32, 48)
+        shape = {
+            "vocab_size": int(random.integers(2048, 5000)), "num_layers": pick(1, 3, 5, 9),
+            "hidden_dim": 8 * int(random.integers(10, 60)), "num_q_heads": kv * group, "num_kv_heads": kv,
+            "head_dim": head_dim, "ffn_dim": int(random.integers(100, 1200)), "loss_chunk_tokens": pick(50, 128, 1000),
+            "mlp_chunk_tokens": pick(None, None, 100), "loss_chunk_vocab": pick(None, None, 700),
+        }  # fmt: skip
+        options = tuple((f"model.{key}", value) for key, value in shape.items() if value is not None)
+        topology = pick("1x1", "2x1", "3x1") if kv * group < 2 else pick("2x1", "1x2", "3x1")
+        rows.append(Case(pick("tiny", "wide"), topology, pick(0, 1, 2, 3), pick(*DTYPES), pick(*CHECKPOINTING),
+                         int(random.integers(60, 900)), pick(1, 2, 3), options))  # fmt: skip
+    return rows
 
 
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
@@ -98,10 +130,10 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
     asked = _parser().parse_args(argv)
     found = conditions()
     print(f"memory: {caption(found, threads_per_rank=1)}\n")
-    rows = measure(cases(asked.quick), asked.keep)
+    rows = measure(drawn(asked.drawn) if asked.drawn else cases(asked.quick), asked.keep)
     off = [abs(row["predicted_bytes"] / row["counted_bytes"] - 1) for row in rows]
     print(f"\n{len(rows)} rows: off by {np.median(off):.1%} in the median, by {max(off):.1%} at most (bar {BAR:.0%})")
-    record("memory", {"quick": asked.quick, "rows": rows}, found, folder)
+    record("memory", {"quick": asked.quick, "drawn": asked.drawn, "rows": rows}, found, folder)
 
 
 def measure(wanted: Sequence[Case], keep: Path | None = None) -> list[dict]:
@@ -180,6 +212,9 @@ def arguments(case: Case, out: Path, data: Path) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tests.bench.memory", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the tiny model on two ranks, four rows")
+    parser.add_argument(
+        "--drawn", type=int, default=0, metavar="N", help="N rows of random shapes and settings instead"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every rank's counts there")
     return parser
 
