@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.cli.datasets import draw
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
 from hsap.tune.memory import kept_copies, rank_bytes
@@ -125,11 +126,55 @@ def drawn(count: int) -> list[Case]:
     return rows
 
 
+LONG_LENGTHS = tuple(k << 10 for k in (8, 16, 32, 64, 128))
+LONG_TOPOLOGIES = ("1x1", "2x1", "2x2", "4x2")
+DATASET = "fineweb"
+LONG = (("data.packing", "concat"), ("model.loss_chunk_tokens", 256))
+
+
+def long_packs(lengths: Sequence[int], topologies: Sequence[str], keep: Path | None = None) -> list[dict]:
+    """Activations' peak of forward and backward on the fullest rank, for each length of pack on each topology.
+
+    The tiny model trains one step on packs filled with documents of a dataset's lengths, the last one cut. Activations
+    are what the peak is above what was there before: state and arena (24 times the fullest rank's q) aren't in it.
+    """
+    rows = []
+    print(f"\nMiB of activations a rank, one pack of documents of {DATASET}'s lengths\n{'tokens':<10}"
+          + "".join(f"{topology:>12}" for topology in topologies))  # fmt: skip
+    found: dict[tuple[int, str], dict] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-memory-") as made:
+        root = keep or Path(made)
+        root.mkdir(parents=True, exist_ok=True)
+        data = write_documents(root, draw(DATASET, 2 * max(lengths), SEED))
+        for topology in topologies:
+            mine = [Case("tiny", topology, 1, "fp32", "none", length, 1, LONG) for length in lengths]
+            outs = [root / f"{topology}-{length}" for length in lengths]
+            runs = [arguments(case, out, data, steps=1) for case, out in zip(mine, outs)]
+            run_world(mine[0].num_ranks, runs, root, SCRIPT)
+            for case, out in zip(mine, outs):
+                ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
+                peaks = [max(rank["phases"][p]["bytes"] for p in ("forward", "backward")) - rank["before"]
+                         for rank in ranks]  # fmt: skip
+                found[case.pack_tokens, topology] = {
+                    "pack_tokens": case.pack_tokens, "topology": topology, "activation_bytes": max(peaks),
+                    "tokens": max(rank["tokens"] for rank in ranks), "arena_bytes": ranks[0]["arena"],
+                }  # fmt: skip
+    for length in lengths:
+        mine = [found[length, topology] for topology in topologies]
+        print(f"{length:<10,}" + "".join(f"{one['activation_bytes'] / 2**20:>12.1f}" for one in mine), flush=True)
+        rows += mine
+    return rows
+
+
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
     """Print the table and keep the figures."""
     asked = _parser().parse_args(argv)
     found = conditions()
     print(f"memory: {caption(found, threads_per_rank=1)}\n")
+    if asked.long:
+        rows = long_packs(asked.lengths or LONG_LENGTHS, LONG_TOPOLOGIES, asked.keep)
+        record("memory", {"long": True, "rows": rows}, found, folder)
+        return
     rows = measure(drawn(asked.drawn) if asked.drawn else cases(asked.quick), asked.keep)
     off = [abs(row["predicted_bytes"] / row["counted_bytes"] - 1) for row in rows]
     print(f"\n{len(rows)} rows: off by {np.median(off):.1%} in the median, by {max(off):.1%} at most (bar {BAR:.0%})")
@@ -173,18 +218,18 @@ def row(case: Case, out: Path) -> dict:
     }  # fmt: skip
 
 
-def write_documents(folder: Path) -> Path:
-    """Write documents of up to 400 tokens as ids."""
+def write_documents(folder: Path, lengths: Sequence[int] | None = None) -> Path:
+    """Write documents as ids. lengths: in tokens; None: 400 documents of up to 400."""
     random = np.random.default_rng(SEED)
     path = folder / "documents.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for i in range(400):
-            tokens = random.integers(2, 1500, random.integers(40, 400)).tolist()
+        for i, length in enumerate(random.integers(40, 400, 400).tolist() if lengths is None else lengths):
+            tokens = random.integers(2, 1500, length).tolist()
             file.write(json.dumps({"id": str(i), "tokens": tokens}) + "\n")
     return path
 
 
-def arguments(case: Case, out: Path, data: Path) -> list[str]:
+def arguments(case: Case, out: Path, data: Path, steps: int = 2) -> list[str]:
     """What train.py is told."""
     settings = {
         "+topology": case.topology,
@@ -194,7 +239,7 @@ def arguments(case: Case, out: Path, data: Path) -> list[str]:
         "data.cache": data.parent / "cache",
         "data.pack_tokens": case.pack_tokens,
         "train.seed": SEED,
-        "train.steps": 2,
+        "train.steps": steps,
         "train.packs_per_step": case.accumulation,
         "train.tensorboard": "false",
         "engine.device": "cpu",
@@ -215,6 +260,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drawn", type=int, default=0, metavar="N", help="N rows of random shapes and settings instead"
     )
+    parser.add_argument("--long", action="store_true", help="activations of packs of 8K to 128K tokens on 1 to 8 ranks")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="L", help="lengths of pack for --long")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every rank's counts there")
     return parser
 
