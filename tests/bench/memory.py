@@ -19,7 +19,7 @@ import numpy as np
 from hsap.cli.datasets import draw
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
-from hsap.tune.memory import kept_copies, rank_bytes
+from hsap.tune.memory import kept_copies, phases
 from hsap.tune.setting import Setting
 from tests.bench.record import RESULTS, caption, conditions, record
 from tests.pairwise import pairwise
@@ -79,9 +79,16 @@ class Case:
         return Setting(1, Topology.parse(self.topology), "sap", self.zero_stage, self.checkpointing, 1,
                        self.accumulation, self.dtype)  # fmt: skip
 
-    def predicted(self, tokens: int, arena: int) -> dict[str, float]:
-        """What the model says, by item."""
-        return rank_bytes(self.model, self.setting, tokens, arena, 0.0, kept_copies(self.model, self.setting))
+    @property
+    def name(self) -> str:
+        """Name of the folder of its counts."""
+        own = [f"{key.removeprefix('model.')}={value}" for key, value in self.options]
+        parts = (self.shape, self.topology, f"zero{self.zero_stage}", self.dtype, self.checkpointing, self.pack_tokens)
+        return "-".join(map(str, (*parts, self.accumulation, *own)))
+
+    def predicted(self, tokens: int, arena: int) -> dict[str, dict[str, float]]:
+        """What the model says of each phase, by item."""
+        return phases(self.model, self.setting, tokens, arena, 0.0, kept_copies(self.model, self.setting))
 
 
 def cases(quick: bool) -> list[Case]:
@@ -149,8 +156,7 @@ def long_packs(lengths: Sequence[int], topologies: Sequence[str], keep: Path | N
         for topology in topologies:
             mine = [Case("tiny", topology, 1, "fp32", "none", length, 1, LONG) for length in lengths]
             outs = [root / f"{topology}-{length}" for length in lengths]
-            runs = [arguments(case, out, data, steps=1) for case, out in zip(mine, outs)]
-            run_world(mine[0].num_ranks, runs, root, SCRIPT)
+            _train([arguments(case, out, data, steps=1) for case, out in zip(mine, outs)], outs, mine[0].num_ranks)
             for case, out in zip(mine, outs):
                 ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
                 peaks = [max(rank["phases"][p]["bytes"] for p in ("forward", "backward")) - rank["before"]
@@ -178,6 +184,8 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
     rows = measure(drawn(asked.drawn) if asked.drawn else cases(asked.quick), asked.keep)
     off = [abs(row["predicted_bytes"] / row["counted_bytes"] - 1) for row in rows]
     print(f"\n{len(rows)} rows: off by {np.median(off):.1%} in the median, by {max(off):.1%} at most (bar {BAR:.0%})")
+    off = [abs(b / a - 1) for row in rows for a, b in row["phases"].values()]
+    print(f"forward, backward and update by themselves: {np.median(off):.1%} and {max(off):.1%}")
     record("memory", {"quick": asked.quick, "drawn": asked.drawn, "rows": rows}, found, folder)
 
 
@@ -192,10 +200,17 @@ def measure(wanted: Sequence[Case], keep: Path | None = None) -> list[dict]:
               f"{'model':>10}{'':>7}  at its peak")  # fmt: skip
         for num_ranks in sorted({case.num_ranks for case in wanted}):
             mine = [case for case in wanted if case.num_ranks == num_ranks]
-            outs = [root / f"{num_ranks}-{i}" for i in range(len(mine))]
-            run_world(num_ranks, [arguments(*each, data) for each in zip(mine, outs)], root, SCRIPT)
+            outs = [root / case.name for case in mine]
+            _train([arguments(*each, data) for each in zip(mine, outs)], outs, num_ranks)
             rows += [row(case, out) for case, out in zip(mine, outs)]
     return rows
+
+
+def _train(runs: list[list[str]], outs: list[Path], num_ranks: int) -> None:
+    """Train, in one world, what hasn't been counted yet."""
+    runs = [run for run, out in zip(runs, outs) if not (out / "allocated-0.json").exists()]
+    if runs:
+        run_world(num_ranks, runs, outs[0].parent, SCRIPT)
 
 
 def row(case: Case, out: Path) -> dict:
@@ -203,9 +218,16 @@ def row(case: Case, out: Path) -> dict:
     ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
     told = max(ranks, key=lambda rank: max(phase["bytes"] for phase in rank["phases"].values()))
     phase, most = max(told["phases"].items(), key=lambda item: item[1]["bytes"])
-    items = case.predicted(max(rank["tokens"] for rank in ranks), told["arena"])
+    each = case.predicted(max(rank["tokens"] for rank in ranks), told["arena"])
+    items = max(each.values(), key=lambda items: sum(items.values()))
     counted, predicted = most["bytes"], sum(items.values())
     ratio = predicted / counted - 1
+    sums = {name: sum(items.values()) for name, items in each.items()}
+    by_phase = {
+        "forward": sums["loss"],
+        "backward": max(sums[name] for name in sums.keys() - {"loss", "update"}),
+        "update": sums["update"],
+    }
     largest = max(items, key=items.__getitem__)
     print(f"{case.shape:<6}{case.topology:>9}{case.zero_stage:>5}{case.dtype:>6}{case.checkpointing:>11}"
           f"{case.pack_tokens:>7}{case.accumulation:>4}{counted / 2**20:>10.2f}{predicted / 2**20:>10.2f}{ratio:>7.1%}"
@@ -214,6 +236,7 @@ def row(case: Case, out: Path) -> dict:
         "shape": case.shape, "topology": case.topology, "zero_stage": case.zero_stage, "dtype": case.dtype,
         "checkpointing": case.checkpointing, "pack_tokens": case.pack_tokens, "accumulation": case.accumulation,
         "options": dict(case.options), "counted_bytes": counted, "predicted_bytes": round(predicted), "phase": phase,
+        "phases": {name: (told["phases"][name]["bytes"], round(by_phase[name])) for name in by_phase},
         "counted": most["parts"], "predicted": {key: round(value) for key, value in items.items()},
     }  # fmt: skip
 
@@ -262,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--long", action="store_true", help="activations of packs of 8K to 128K tokens on 1 to 8 ranks")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="L", help="lengths of pack for --long")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every rank's counts there")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep counts there, and use those that are there")
     return parser
 
 

@@ -17,7 +17,11 @@ def test_counted_allocations_are_within_the_bar(capsys) -> None:
     for row in rows:
         assert abs(row["predicted_bytes"] / row["counted_bytes"] - 1) < memory.BAR
         assert sum(row["counted"].values()) == row["counted_bytes"], "the parts are all there is"
-        for mine, theirs in (("weights", "weights"), ("Adam moments", "Adam moments"), ("arena", "communication arena")):
+        for mine, theirs in (
+            ("weights", "weights"),
+            ("Adam moments", "Adam moments"),
+            ("arena", "communication arena"),
+        ):
             assert abs(row["predicted"][theirs] - row["counted"][mine]) <= 0.01 * row["counted"][mine] + 2048
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(rows)
 
