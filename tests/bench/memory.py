@@ -25,6 +25,7 @@ from tests.bench.record import RESULTS, caption, conditions, record
 from tests.pairwise import pairwise
 from tests.parity import REPOSITORY, run_world
 
+PHASES = ("forward", "backward", "update")
 SCRIPT = Path(__file__).with_name("allocations.py")
 BAR = 0.10
 SEED = 5
@@ -133,43 +134,49 @@ def drawn(count: int) -> list[Case]:
     return rows
 
 
-LONG_LENGTHS = tuple(k << 10 for k in (8, 16, 32, 64, 128))
-LONG_TOPOLOGIES = ("1x1", "2x1", "2x2", "4x2")
+LONG_PACKS = {"1x1": (8, 16, 32, 64, 128), "2x1": (8, 32, 128), "2x2": (8, 64, 128), "4x2": (8, 128)}
+"""Lengths in Ki tokens by topology: the shortest and the longest of all, and those of 16 Ki tokens a rank."""
 DATASET = "fineweb"
 LONG = (("data.packing", "concat"), ("model.loss_chunk_tokens", 256))
 
 
-def long_packs(lengths: Sequence[int], topologies: Sequence[str], keep: Path | None = None) -> list[dict]:
-    """Activations' peak of forward and backward on the fullest rank, for each length of pack on each topology.
+def long_packs(wanted: dict[str, Sequence[int]], keep: Path | None = None) -> list[dict]:
+    """Activations' peak of forward and backward on the fullest rank. wanted: lengths of pack in Ki tokens, by topology.
 
     The tiny model trains one step on packs filled with documents of a dataset's lengths, the last one cut. Activations
     are what the peak is above what was there before: state and arena (24 times the fullest rank's q) aren't in it.
     """
-    rows = []
-    print(f"\nMiB of activations a rank, one pack of documents of {DATASET}'s lengths\n{'tokens':<10}"
-          + "".join(f"{topology:>12}" for topology in topologies))  # fmt: skip
     found: dict[tuple[int, str], dict] = {}
     with tempfile.TemporaryDirectory(prefix="bench-memory-") as made:
         root = keep or Path(made)
         root.mkdir(parents=True, exist_ok=True)
-        data = write_documents(root, draw(DATASET, 2 * max(lengths), SEED))
-        for topology in topologies:
-            mine = [Case("tiny", topology, 1, "fp32", "none", length, 1, LONG) for length in lengths]
-            outs = [root / f"{topology}-{length}" for length in lengths]
+        data = write_documents(root, draw(DATASET, 2048 * max(map(max, wanted.values())), SEED))
+        for topology, lengths in wanted.items():
+            mine = [Case("tiny", topology, 1, "fp32", "none", length << 10, 1, LONG) for length in lengths]
+            outs = [root / f"{topology}-{case.pack_tokens}" for case in mine]
             _train([arguments(case, out, data, steps=1) for case, out in zip(mine, outs)], outs, mine[0].num_ranks)
-            for case, out in zip(mine, outs):
-                ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
-                peaks = [max(rank["phases"][p]["bytes"] for p in ("forward", "backward")) - rank["before"]
-                         for rank in ranks]  # fmt: skip
-                found[case.pack_tokens, topology] = {
-                    "pack_tokens": case.pack_tokens, "topology": topology, "activation_bytes": max(peaks),
-                    "tokens": max(rank["tokens"] for rank in ranks), "arena_bytes": ranks[0]["arena"],
-                }  # fmt: skip
-    for length in lengths:
-        mine = [found[length, topology] for topology in topologies]
-        print(f"{length:<10,}" + "".join(f"{one['activation_bytes'] / 2**20:>12.1f}" for one in mine), flush=True)
-        rows += mine
-    return rows
+            for length, out in zip(lengths, outs):
+                found[length, topology] = _activations(out) | {"pack_tokens": length << 10, "topology": topology}
+    print(
+        f"MiB of activations on the fullest rank, one pack of documents of {DATASET}'s lengths\n{'tokens':<10}"
+        + "".join(f"{topology:>12}" for topology in wanted)
+    )
+    for length in sorted({length for length, _ in found}):
+        cells = [found.get((length, topology)) for topology in wanted]
+        told = [f"{one['activation_bytes'] / 2**20:.1f}" if one else "" for one in cells]
+        print(f"{f'{length}K':<10}" + "".join(f"{cell:>12}" for cell in told))
+    return list(found.values())
+
+
+def _activations(out: Path) -> dict:
+    """Of a run's fullest rank: bytes above what was there before its forward, tokens, and the arena."""
+    ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
+    peaks = [max(rank["phases"][name]["bytes"] for name in PHASES[:2]) - rank["before"] for rank in ranks]
+    return {
+        "activation_bytes": max(peaks),
+        "tokens": max(rank["tokens"] for rank in ranks),
+        "arena_bytes": max(rank["arena"] for rank in ranks),
+    }
 
 
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
@@ -178,7 +185,7 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
     found = conditions()
     print(f"memory: {caption(found, threads_per_rank=1)}\n")
     if asked.long:
-        rows = long_packs(asked.lengths or LONG_LENGTHS, LONG_TOPOLOGIES, asked.keep)
+        rows = long_packs(LONG_PACKS, asked.keep)
         record("memory", {"long": True, "rows": rows}, found, folder)
         return
     rows = measure(drawn(asked.drawn) if asked.drawn else cases(asked.quick), asked.keep)
@@ -223,11 +230,8 @@ def row(case: Case, out: Path) -> dict:
     counted, predicted = most["bytes"], sum(items.values())
     ratio = predicted / counted - 1
     sums = {name: sum(items.values()) for name, items in each.items()}
-    by_phase = {
-        "forward": sums["loss"],
-        "backward": max(sums[name] for name in sums.keys() - {"loss", "update"}),
-        "update": sums["update"],
-    }
+    between = max(sums[name] for name in sums.keys() - {"loss", "update"})
+    by_phase = dict(zip(PHASES, (sums["loss"], between, sums["update"])))
     largest = max(items, key=items.__getitem__)
     print(f"{case.shape:<6}{case.topology:>9}{case.zero_stage:>5}{case.dtype:>6}{case.checkpointing:>11}"
           f"{case.pack_tokens:>7}{case.accumulation:>4}{counted / 2**20:>10.2f}{predicted / 2**20:>10.2f}{ratio:>7.1%}"
@@ -284,7 +288,6 @@ def _parser() -> argparse.ArgumentParser:
         "--drawn", type=int, default=0, metavar="N", help="N rows of random shapes and settings instead"
     )
     parser.add_argument("--long", action="store_true", help="activations of packs of 8K to 128K tokens on 1 to 8 ranks")
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="L", help="lengths of pack for --long")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep counts there, and use those that are there")
     return parser
 
