@@ -239,7 +239,7 @@ def test_full_checkpointing_says_what_attention_it_takes():
         run(model_of(checkpointing="full"), lambda q, k, v, layer: q)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_compiled_parts_compile_once_for_all_layers_and_steps(checkpointing, monkeypatch):
     """Packs of several sizes, padded to one: two graphs, of what is before and behind attention."""
     backend = CompileCounter()
