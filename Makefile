@@ -11,8 +11,8 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test exhaustive check format golden parity clean
-.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-gpu
+.PHONY: help train test test-gpu exhaustive check format golden parity clean
+.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-gpu
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ train: $(READY)  ## Set up, then pretrain the tiny model on the corpus in datase
 
 test: $(READY)  ## Set up, then run all tests that need no GPU.
 	$(RUN) -m pytest -m "not exhaustive" -n 2 --dist loadscope
+
+test-gpu: $(READY)  ## Everything that needs a CUDA device, on one GPU and, where there are more, on all over NCCL.
+	$(RUN) -m tests.gpu $(ARGS)
 
 exhaustive: $(READY)  ## Every combination of planner, mask, heads and topology, which `test` meets in pairs: an hour.
 	$(RUN) -m pytest -m exhaustive -n 2
@@ -70,7 +73,10 @@ bench-nodes: $(READY)  ## Planners over two to four emulated nodes at 1 Gb/s; ne
 bench-train: $(READY)  ## Training tokens/s: padded batches, packing with ring and Ulysses, HSAP (ARGS="--quick").
 	$(RUN) -m tests.bench.train $(ARGS)
 
-bench-gpu: $(READY)  ## Attention on CUDA: TFLOP/s against flash attention, NCCL ranks against one (ARGS="--quick").
+bench-memory: $(READY)  ## Counted allocations beside the memory model's (ARGS="--drawn 16", "--long").
+	$(RUN) -m tests.bench.memory $(ARGS)
+
+bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over NCCL, the 135M model's MFU (ARGS="--quick").
 	$(RUN) -m tests.bench.gpu $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
