@@ -31,12 +31,15 @@ MAY_IMPORT = {
     "view": {"ir", "steps", "sim", "verify"},
     "calibrate": {"children", "launched", "ir", "clusters", "sim", "runtime"},
     "papers": {"ir", "api", "compiler", "planners", "sim", "models", "tune"},
-    "tune": {"children", "steps", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
+    "tune": {"buffers", "children", "steps", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
         *("data", "files", "train"),
     },
+    "integrations": {"ir", "clusters", "data", "models", "runtime", "train"},
+    "buffers": {"models"},
     "train": {
+        "buffers",
         "ir",
         "steps",
         "launched",

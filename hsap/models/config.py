@@ -135,13 +135,17 @@ class ModelConfig:
         return self.hidden_dim * (2 * self.q_dim + 2 * self.kv_dim + 3 * self.ffn_dim)
 
     @property
+    def layer_params(self) -> int:
+        """Trainable parameters of one layer."""
+        biases = {"none": 0, "qkv": self.q_dim + 2 * self.kv_dim, "all": self.q_dim + 2 * self.kv_dim + self.hidden_dim}
+        norms = 2 * self.hidden_dim + (2 * self.head_dim if self.qk_norm else 0)
+        return self.layer_matmul_params + norms + biases[self.attention_bias]
+
+    @property
     def num_params(self) -> int:
         """Trainable parameters; tied embeddings are counted once."""
         embeddings = self.vocab_size * self.hidden_dim * (1 if self.tied_embeddings else 2)
-        biases = {"none": 0, "qkv": self.q_dim + 2 * self.kv_dim, "all": self.q_dim + 2 * self.kv_dim + self.hidden_dim}
-        norms = 2 * self.hidden_dim + (2 * self.head_dim if self.qk_norm else 0)
-        layers = self.num_layers * (self.layer_matmul_params + norms + biases[self.attention_bias])
-        return embeddings + layers + self.hidden_dim
+        return embeddings + self.num_layers * self.layer_params + self.hidden_dim
 
     @property
     def flops_per_token(self) -> int:

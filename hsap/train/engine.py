@@ -12,11 +12,13 @@ import os
 import warnings
 from contextlib import redirect_stdout
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
@@ -80,7 +82,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     device = (
         torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
     )
-    settings = deepspeed_settings(config)
+    settings = deepspeed_settings(config, Buffers.of(model_config))
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
     folder = None if config.resume else config.model.get("from")
@@ -107,11 +109,13 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
-        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
+        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps, fused=True
     )
     with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     optimizer.state.clear()
+    # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, Buffers.of(model_config).reduced)
     return Engine(engine, mesh, device)
 
 
@@ -123,7 +127,7 @@ def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
     return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def deepspeed_settings(config: TrainConfig) -> dict:
+def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
     """DeepSpeed's configuration of a run. No mpu: gradients are averaged over the whole world."""
     settings = {
         "train_micro_batch_size_per_gpu": 1,
@@ -131,7 +135,7 @@ def deepspeed_settings(config: TrainConfig) -> dict:
         "gradient_clipping": config.optim.clip or 0.0,
         # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
         # transfers on another rank, and two communicators that wait for each other hang.
-        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False},
+        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buffers.settings(),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
     }
