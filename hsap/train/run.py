@@ -28,6 +28,8 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.ranges import Nvtx
+from hsap.runtime.upload import Upload
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
@@ -68,6 +70,7 @@ class Trainer:
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
+        self.session.ranges = Nvtx() if config.profile.nvtx else None
         self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
@@ -206,11 +209,13 @@ class Trainer:
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
         self.attention.load(self.session.load(plan), num_rows)
-        padding = (0, num_rows - len(rows))
-        tokens, places, targets = (
-            torch.from_numpy(np.pad(field[rows], padding, constant_values=value)).long().to(self.engine.device)
+        padding, upload = (0, num_rows - len(rows)), Upload(self.engine.device)
+        fields = [
+            upload.put(np.pad(field[rows], padding, constant_values=value))
             for field, value in ((micro.tokens, 0), (micro.positions, 0), (micro.labels, NO_TARGET))
-        )
+        ]
+        upload.flush()
+        tokens, places, targets = (field.long() for field in fields)
         return self.engine.deepspeed(tokens, places, self.attention, targets)
 
     def _agree(self, step: PlannedStep) -> None:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from hsap import clusters
 from hsap.data.packing import WINDOW, Packing
 from hsap.train.config import EngineConfig, PlannerConfig, train_config
+from hsap.train.inputs import kernel_options
 from hsap.train.overrides import GROUPS, know_project, rewrite
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -206,3 +207,20 @@ def test_packs_that_do_not_divide_are_told_what_would(packs, micro, topology, fi
     with pytest.raises(ValueError, match=f"train.packs_per_step={packs} doesn't divide") as error:
         build(f"topology={topology}", f"train.packs_per_step={packs}", f"train.micro_packs={micro}")
     assert fits in str(error.value)
+
+
+def test_what_only_gpus_have_is_set_there_alone():
+    settings = ("engine.comm_ctas=4", "profile.nvtx=true", "deterministic_backward=true")
+    config = build(*settings, device="cuda")
+    assert (config.engine.comm_ctas, config.profile.nvtx, config.deterministic_backward) == (4, True, True)
+    assert kernel_options(config) == {"output": "native", "deterministic": True}
+    default = build()
+    assert (default.engine.comm_ctas, default.profile.nvtx) == (None, False)
+    assert kernel_options(default) == {"output": "float32", "deterministic": False}
+    for overrides, words in (
+        (["engine.comm_ctas=4"], r"engine\.comm_ctas=4 limits what NCCL takes .* engine\.backend is gloo"),
+        (["engine.comm_ctas=0"], r"engine\.comm_ctas=0: expected a whole number of at least 1, or null"),
+        (["profile.nvtx=true"], r"profile\.nvtx=true names instructions to a profiler of GPUs, and engine\.device is"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build(*overrides)
