@@ -1,7 +1,8 @@
 """Sequence parallelism in a training loop of one's own: groups, plans, shards of every field, and the loss's scale.
 
 A loop gives the document lengths of each packed micro-batch, the same on all ranks of an SP group, and gets what one
-rank needs of it. Model, optimizer and whatever averages gradients (DDP, FSDP2, DeepSpeed) stay the loop's own.
+rank needs of it. Model, optimizer and whatever averages gradients (DDP, FSDP2, DeepSpeed) stay the loop's own; on GPUs
+DeepSpeed's overlap_comm is to be false, for the reason that `hsap.train.engine` gives.
 
 Tensor parallelism beside it: heads are those of one tensor-parallel rank (`HeadShape.shares` says which), `group` holds
 the ranks of equal tensor index, and every such group has its own plans. Pipeline parallelism: `group` holds the ranks

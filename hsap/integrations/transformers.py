@@ -69,12 +69,17 @@ def sequence_parallel(
     the other. Without targets it gives the logits of the rank's rows.
     Errors: ValueError names what of the model HSAP doesn't compute, and what to do.
     """
-    config = model.config.get_text_config()
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
     check_model(model, config)
-    if model.get_output_embeddings() is None or not isinstance(model.get_output_embeddings(), nn.Linear):
+    if not isinstance(head, nn.Linear):
         raise ValueError(
             f"transformers: {type(model).__name__} has no lm head that is a linear layer; HSAP trains causal language "
             "models (AutoModelForCausalLM), with a head that isn't quantised or wrapped"
+        )
+    if isinstance(getattr(head.forward, "__self__", None), _Adapter):
+        raise ValueError(
+            f"transformers: this {type(model).__name__} is under sequence parallelism already; call "
+            "sequence_parallel once for a model"
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(
@@ -167,12 +172,8 @@ class _Adapter:
     def __init__(
         self, model: PreTrainedModel, num_layers: int, windows: tuple[int | None, ...] | None, chunk_tokens: int
     ) -> None:
-        self.name, self.num_layers, self.windows, self.chunk_tokens = (
-            type(model).__name__,
-            num_layers,
-            windows,
-            chunk_tokens,
-        )
+        self.name, self.num_layers = type(model).__name__, num_layers
+        self.windows, self.chunk_tokens = windows, chunk_tokens
         self.call: _Call | None = None
         self.checked = False
         self.head = model.get_output_embeddings()

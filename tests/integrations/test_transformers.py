@@ -171,6 +171,12 @@ def test_without_transformers_it_says_what_to_install(monkeypatch):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def test_a_model_is_prepared_once():
+    model, _ = prepared("Llama", **SHARED)
+    with pytest.raises(ValueError, match="once"):
+        sequence_parallel(model, "1x1")
+
+
 def test_a_model_in_tensor_parallel_shares_is_refused():
     model = build("Llama", **SHARED)
     model._tp_size = 2
