@@ -1,0 +1,73 @@
+"""Weights and tokens sharded over the same ranks give one process's loss and gradients, in float64."""
+
+import pytest
+import torch
+
+from hsap.models.llama import Llama
+from hsap.models.tsp.decoder import ShardedLlama
+from hsap.models.tsp.shards import Shards, head_shares
+from tests.models.packed_oracle import layer_attention, random_pack
+from tests.models.tsp_rank import Case, run_cases
+from tests.runtime.ranks import run_ranks
+
+RAGGED = (19, 1, 40, 3)
+NINE = {"num_q_heads": 9, "num_kv_heads": 3}
+CASES = {
+    "all ranks": Case("4x1", 4, (RAGGED,), model={"num_q_heads": 8, "num_kv_heads": 4}),
+    "more ranks than KV heads": Case("4x1", 4, (RAGGED,), model={"num_q_heads": 8, "num_kv_heads": 2}),
+    "one KV head": Case("4x1", 4, (RAGGED,), "ring", {"num_q_heads": 6, "num_kv_heads": 1}),
+    "uneven, biases, norms, tied": Case(
+        *("4x1", 4, (RAGGED,), "sap"),
+        {**NINE, "attention_bias": "qkv", "qk_norm": True, "tied_embeddings": True},
+    ),
+    "intra": Case("2x2", 2, (RAGGED,), model={**NINE, "attention_bias": "all"}),
+    "beside dp": Case("2x1", 2, (RAGGED, (30,)), model={**NINE, "masks": "window:7+causal"}),
+    "ranks without rows": Case("4x1", 4, ((2,),)),
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, list[dict]]:
+    """What every rank gave in each case."""
+    by_rank = run_ranks(4, run_cases, list(CASES.values()))
+    return {name: [ranks[i] for ranks in by_rank] for i, name in enumerate(CASES)}
+
+
+def one_process(case: Case) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients of the plain decoder over all packs."""
+    model = Llama(case.config, dtype=torch.float64)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(case.weight(name, tuple(parameter.shape)))
+    total = torch.zeros((), dtype=torch.float64)
+    for dp_rank, pack in enumerate(case.packs):
+        tokens, places, targets = random_pack(list(pack), case.config.vocab_size, seed=dp_rank)
+        total = total + model(tokens, places, layer_attention(case.config, list(pack)), targets)
+    total.backward()
+    return total.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients_are_one_process_s(results: dict[str, list[dict]], name: str) -> None:
+    case, ranks = CASES[name], results[name]
+    loss, gradients = one_process(case)
+    torch.testing.assert_close(sum(rank["loss"] for rank in ranks), loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(sum(rank["per_token"] for rank in ranks), loss, rtol=1e-12, atol=0)
+    shards = Shards(case.config, case.degree)
+    for key, whole in gradients.items():
+        for index in range(case.degree):
+            part = shards.part(key, tuple(whole.shape), index)
+            got = sum(rank["gradients"][key] for rank in ranks[index :: case.degree])
+            assert got.shape == part.shape
+            difference = (got - part.take(whole)).norm() / whole.norm()
+            assert difference < 1e-12, (key, index, float(difference))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_copies_get_the_same_gradient_bit_for_bit(results: dict[str, list[dict]], name: str) -> None:
+    case, ranks = CASES[name], results[name]
+    shards = Shards(case.config, case.degree)
+    for index in range(case.degree):
+        for key, gradient in ranks[index]["gradients"].items():
+            for holder in shards.part(key, tuple(gradient.shape), index).holders:
+                assert torch.equal(gradient, ranks[holder]["gradients"][key]), (key, index, holder)
