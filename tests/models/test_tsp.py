@@ -1,13 +1,17 @@
 """Weights and tokens sharded over the same ranks give one process's loss and gradients, in float64."""
 
+from collections import Counter
+
 import pytest
 import torch
 
+from hsap.ir.summary import summary
 from hsap.models.llama import Llama
 from hsap.models.tsp.decoder import ShardedLlama
 from hsap.models.tsp.shards import Shards, head_shares
+from hsap.models.tsp.traffic import weight_traffic
 from tests.models.packed_oracle import layer_attention, random_pack
-from tests.models.tsp_rank import Case, run_cases
+from tests.models.tsp_rank import Case, plans_of, run_cases
 from tests.runtime.ranks import run_ranks
 
 RAGGED = (19, 1, 40, 3)
@@ -71,3 +75,34 @@ def test_copies_get_the_same_gradient_bit_for_bit(results: dict[str, list[dict]]
         for key, gradient in ranks[index]["gradients"].items():
             for holder in shards.part(key, tuple(gradient.shape), index).holders:
                 assert torch.equal(gradient, ranks[holder]["gradients"][key]), (key, index, holder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_sent_is_what_is_counted(results: dict[str, list[dict]], name: str) -> None:
+    """By kind and rank for the weights; keys and values over all ranks, each layer's once for every shard."""
+    case, ranks = CASES[name], results[name]
+    for rank, result in enumerate(ranks):
+        sent = dict(result["sent"])
+        sent.pop("kv")
+        assert +Counter(sent) == +weight_traffic(case.config, case.degree, rank % case.degree, 8, 8)
+    kv = 0
+    for pack in case.packs:
+        plans, variant_of = plans_of(case, pack)
+        for variant in variant_of:
+            figures = summary(plans[variant])
+            kv += case.config.num_layers * sum(figures[way]["bytes_total"] for way in ("forward", "backward"))
+    assert sum(rank["sent"]["kv"] for rank in ranks) == kv
+
+
+def test_heads_go_by_kv_head() -> None:
+    assert [tuple(run) for run in head_shares(9, 3, 2)] == [(0, 6, 0, 2), (6, 3, 2, 1)]
+    assert [tuple(run) for run in head_shares(9, 3, 4)] == [(0, 2, 0, 1), (2, 1, 0, 1), (3, 3, 1, 1), (6, 3, 2, 1)]
+    assert [tuple(run) for run in head_shares(4, 1, 4)] == [(i, 1, 0, 1) for i in range(4)]
+    with pytest.raises(ValueError, match="largest degree of this model is 9"):
+        head_shares(9, 3, 10)
+
+
+def test_a_shard_of_nothing_is_refused() -> None:
+    config = Case("4x1", 4, (RAGGED,), model={"ffn_dim": 3}).config
+    with pytest.raises(ValueError, match=r"model\.ffn_dim is 3"):
+        Shards(config, 4)

@@ -17,9 +17,9 @@ from hsap.models.tsp.rounds import Shapes, Transport
 from hsap.models.tsp.shards import Part, Shards
 from hsap.models.tsp.vocabulary import Vocabulary
 
-_ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
-_BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
-_MLP = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
+BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
+MLP_WEIGHTS = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
@@ -96,7 +96,7 @@ class ShardedLlama(nn.Module):
             hidden_TC = projections(hidden_TC, rope, attention, whole, sharded)
             if config.attention_bias == "all":
                 hidden_TC = hidden_TC + own["self_attn.o_proj.bias"]
-            hidden_TC = mlp(hidden_TC, own["post_attention_layernorm.weight"], *(own[name] for name in _MLP))
+            hidden_TC = mlp(hidden_TC, own["post_attention_layernorm.weight"], *(own[name] for name in MLP_WEIGHTS))
         hidden_TC = rms_norm(hidden_TC, parameters[NORM], config.norm_eps)
         head = parameters[EMBEDDING if config.tied_embeddings else HEAD]
         total, losses_T = self.vocabulary.losses(hidden_TC, head, targets_T)
@@ -106,11 +106,11 @@ class ShardedLlama(nn.Module):
         prefix = f"model.layers.{index}."
         shapes = self._bundles(tuple(prefix + name for name in self._attention_names()))
         holders = self.parts[f"{prefix}self_attn.k_proj.weight"].holders
-        mlp = MLP(self.transport, self._bundles(tuple(prefix + name for name in _MLP)), self.config.norm_eps)
+        mlp = MLP(self.transport, self._bundles(tuple(prefix + name for name in MLP_WEIGHTS)), self.config.norm_eps)
         return Projections(self.transport, self.config, shapes, holders, index), mlp
 
     def _attention_names(self) -> tuple[str, ...]:
-        return _ATTENTION + (_BIASES if self.config.attention_bias != "none" else ())
+        return ATTENTION + (BIASES if self.config.attention_bias != "none" else ())
 
     def _bundles(self, names: tuple[str, ...]) -> list[Shapes]:
         """Shapes of those parameters in every shard."""
