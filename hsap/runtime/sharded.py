@@ -18,9 +18,7 @@ class ShardedAttention:
     variant_of: index of each shard's plan. layer_masks: of each layer in the plans' masks; None: all use the first.
     """
 
-    def __init__(
-        self, session: Session, variant_of: Sequence[int], layer_masks: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, session: Session, variant_of: Sequence[int], layer_masks: Sequence[int] | None = None) -> None:
         self.session, self.variant_of, self.layer_masks = session, tuple(variant_of), layer_masks
         self.executors: tuple[Executor, ...] = ()
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
@@ -24,20 +24,33 @@ from hsap.models.llama import Llama
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
+from hsap.train.tsp.sharding import Sharding
 
 
 class Engine:
-    """DeepSpeed's engine and what the loop needs beside it. device: of this rank."""
+    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP."""
 
-    def __init__(self, deepspeed, mesh: Mesh, device: torch.device) -> None:
-        self.deepspeed, self.mesh, self.device = deepspeed, mesh, device
+    def __init__(
+        self, deepspeed, mesh: Mesh, device: torch.device, clip: float | None = None, sharding: Sharding | None = None
+    ) -> None:
+        self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
         self._norm: float | None = None
+        self._clip = clip
+
+    @property
+    def num_averaged(self) -> int:
+        """Ranks over which DeepSpeed averages gradients: all, or under TSP those with the same shard."""
+        return dist.get_world_size(None if self.sharding is None else self.sharding.owners)
 
     def backward(self, loss: Tensor) -> None:
         """Backward of one micro-step, and after the last one of a step the optimizer's update."""
         engine = self.deepspeed
         engine.backward(loss)
-        if engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm"):
+        plain = engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm")
+        if plain and self.sharding is not None:
+            # DeepSpeed would count every copy of a parameter: the settings leave clipping to us.
+            self._norm = self.sharding.clip(engine.module, self._clip)
+        elif plain:
             # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
             # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
             grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
@@ -82,7 +95,11 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
     folder = None if config.resume else config.model.get("from")
-    if config.engine.zero_stage == 3:
+    sharding = None
+    if config.parallel == "tsp":
+        sharding = Sharding(config.tsp_degree)
+        model = sharding.model(model_config, config.train.seed, dtype, device, folder)
+    elif config.engine.zero_stage == 3:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
         with deepspeed.zero.Init(config_dict_or_path=settings):
             model = Llama(model_config)
@@ -104,12 +121,13 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
     )
     with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+        deepspeed.utils.groups.mpu = None  # it remembers an earlier engine's
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=sharding)
     optimizer.state.clear()
-    return Engine(engine, mesh, device)
+    return Engine(engine, mesh, device, config.optim.clip, sharding)
 
 
-def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
+def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
     """Matrices decay, norms and biases don't."""
     vectors = ("norm.weight", "bias")
     matrices = [p for name, p in model.named_parameters() if not name.endswith(vectors)]
@@ -118,11 +136,12 @@ def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
 
 
 def deepspeed_settings(config: TrainConfig) -> dict:
-    """DeepSpeed's configuration of a run. No mpu: gradients are averaged over the whole world."""
+    """DeepSpeed's configuration of a run. No mpu but under TSP: gradients are averaged over the whole world."""
+    clips_itself = config.parallel == "sp" or config.engine.zero_stage > 0
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": config.accumulation,
-        "gradient_clipping": config.optim.clip or 0.0,
+        "gradient_clipping": (config.optim.clip if clips_itself else None) or 0.0,
         # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
         # transfers on another rank, and two communicators that wait for each other hang.
         "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False},

@@ -26,6 +26,7 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.sharded import ShardedAttention
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
@@ -37,6 +38,7 @@ from hsap.train.profile import Profile
 from hsap.train.recipe import PlanFigures
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
+from hsap.train.tsp.planning import ShardExchange, ShardPlans, Variants
 
 
 def run(config: TrainConfig, settings: str | None = None) -> None:
@@ -65,13 +67,19 @@ class Trainer:
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
-        self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
+        self.variants = Variants.of(self.setup, inputs.model, config)
+        layer_masks = distinct_masks(inputs.model.layer_masks)[1]
+        if config.parallel == "tsp":
+            self.attention = ShardedAttention(self.session, self.variants.of_shard, layer_masks)
+        else:
+            self.attention = PlannedAttention(layer_masks)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
         most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
-        self.session.arena.reserve(arena_capacity(self.setup.problem, most_tokens))
+        self.session.arena.reserve(max(arena_capacity(s.problem, most_tokens) for s in self.variants.setups))
         # Before anything is trained: the processes load their code meanwhile.
-        self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
+        workers = config.data.workers
+        self.pools = [PlanPool(setup, workers) if workers else None for setup in self.variants.setups]
         self._eval_plans: list[Plan] | None = None
         self.stop_request = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
@@ -117,8 +125,8 @@ class Trainer:
         finally:
             steps.close()
             loader.close()
-            if self.pool is not None:
-                self.pool.close()
+            for pool in filter(None, self.pools):
+                pool.close()
             if log is not None:
                 log.close()
         if self.stopped_by is not None and dist.get_rank() == 0:
@@ -161,13 +169,17 @@ class Trainer:
             lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
         return lines
 
-    def _exchange(self, use: str) -> PlanExchange:
+    def _exchange(self, use: str) -> PlanExchange | ShardExchange:
         """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""
         store = None
         if self.mesh.topology.num_ranks > 1:
             store = dist.distributed_c10d._get_default_store().clone()
-        name = f"{use}/{self.mesh.dp_rank}"
-        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup, self.pool)
+        place = self.mesh.sp_rank, self.mesh.topology.num_ranks
+        exchanges = [
+            PlanExchange(store, f"{use}/{self.mesh.dp_rank}/{variant}", *place, setup, pool)
+            for variant, (setup, pool) in enumerate(zip(self.variants.setups, self.pools))
+        ]
+        return ShardExchange(exchanges, self.variants.of_shard) if self.config.parallel == "tsp" else exchanges[0]
 
     def _step(self, step: PlannedStep, waits: tuple[float, float], profile: Profile) -> dict:
         """One step and the evaluation that is due after it; returns the step's figures."""
@@ -186,8 +198,8 @@ class Trainer:
         self._agree(step)
         for group in self.engine.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, batch.step, config.train.steps)
-        # Gradients are averaged over the world and divided by accumulation; the loss is a mean over all targets.
-        scale = dist.get_world_size() * config.accumulation / max(batch.global_num_targets, 1)
+        # Gradients are averaged and divided by accumulation; the loss is a mean over all targets.
+        scale = self.engine.num_averaged * config.accumulation / max(batch.global_num_targets, 1)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         for i, (micro, plan) in enumerate(zip(batch.micro_batches, step.plans)):
             if self.session.recorder is not None:
@@ -198,10 +210,10 @@ class Trainer:
         local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
         return self._figures(step, local_loss, waits, time.perf_counter() - begin)
 
-    def _loss(self, micro: MicroBatch, plan: Plan) -> Tensor:
+    def _loss(self, micro: MicroBatch, plan: Plan | ShardPlans) -> Tensor:
         """Sum of the token losses of this rank's rows of a micro-batch."""
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
-        self.attention.load(self.session.load(plan))
+        self.attention.load(plan.plans if isinstance(plan, ShardPlans) else self.session.load(plan))
         tokens, places, targets = (
             torch.from_numpy(field[rows]).long().to(self.engine.device)
             for field in (micro.tokens, micro.positions, micro.labels)

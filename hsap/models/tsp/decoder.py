@@ -40,11 +40,6 @@ class ShardedLlama(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if config.checkpointing != "none":
-            raise ValueError(
-                f"model.checkpointing={config.checkpointing} isn't there under parallel=tsp, which by itself keeps only "
-                "blocks' inputs and what attention needs: set model.checkpointing=none"
-            )
         self.config, self.transport = config, transport
         self.shards = Shards(config, transport.degree)
         skeleton = Llama(config, device="meta")

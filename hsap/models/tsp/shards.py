@@ -58,12 +58,19 @@ class Part:
 
 
 class Shards:
-    """How a model's weights are dealt to `degree` ranks; ValueError where some rank would get nothing.
+    """How a model's weights are dealt to `degree` ranks.
+
+    ValueError where some rank would get nothing, and for a model that asks for what the sharded decoder can't do.
 
     heads: query and KV heads of each; ffn and vocabulary: their borders, degree + 1 of them.
     """
 
     def __init__(self, config: ModelConfig, degree: int) -> None:
+        if config.checkpointing != "none":
+            raise ValueError(
+                f"model.checkpointing={config.checkpointing} isn't there under parallel=tsp, which by itself keeps only "
+                "blocks' inputs and what attention needs: set model.checkpointing=none"
+            )
         self.config, self.degree = config, degree
         self.heads = head_shares(config.num_q_heads, config.num_kv_heads, degree)
         for name in ("ffn_dim", "vocab_size"):
