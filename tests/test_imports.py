@@ -28,12 +28,14 @@ MAY_IMPORT = {
     "view": {"ir", "sim", "verify"},
     "calibrate": {"children", "ir", "clusters", "sim", "runtime"},
     "papers": {"ir", "api", "compiler", "planners", "sim", "models", "tune"},
-    "tune": {"children", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
+    "tune": {"buffers", "children", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
         *("data", "files", "train"),
     },
+    "buffers": {"models"},
     "train": {
+        "buffers",
         "ir",
         "keys",
         "files",

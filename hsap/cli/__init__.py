@@ -1,4 +1,4 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `planners`, `bench`, `prepare`,
+"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `estimate`, `planners`, `bench`, `prepare`,
 `data`, one command a file.
 
 It starts without torch and numba.
@@ -13,11 +13,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hsap.cli import bench, data, export, plan, planners, prepare, simulate, tune, verify, view
+from hsap.cli import bench, data, estimate, export, plan, planners, prepare, simulate, tune, verify, view
 from hsap.cli.exit import BAD_INPUT, INTERRUPTED, NOT_OK
 from hsap.ir.check import one_line, printable
 
-COMMANDS = (plan, verify, simulate, view, tune, planners, bench, prepare, data, export)
+COMMANDS = (plan, verify, simulate, view, tune, estimate, planners, bench, prepare, data, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from hsap.cli import datasets
 from hsap.cli.exit import OK
 from hsap.cli.problem import CLUSTERS, named, read_batches
 from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole
-from hsap.ir.cluster import BOUNDLESS
+from hsap.ir.cluster import BOUNDLESS, Cluster
 
 PROJECT = Path(__file__).resolve().parents[2]
 """The checkout, with train.py and configs; of an installed package, where neither is."""
@@ -97,17 +97,22 @@ def _needs(path: Path, option: str, why: str, instead: str) -> None:
         )
 
 
-def _job(arguments: argparse.Namespace):
-    from hsap.tune import trials
-    from hsap.tune.job import Job, packs_per_step
-
+def read_cluster(arguments: argparse.Namespace) -> Cluster:
+    """Give the machines that --cluster, --nodes and --ranks-per-node name."""
     cluster = named("--cluster", clusters.read, arguments.cluster, whole("--nodes", arguments.nodes))
     per_node = arguments.ranks_per_node
     if per_node is None and cluster.ranks_per_node >= BOUNDLESS:
         # A rank a core, where the host says how many those are.
         cores = BOUNDLESS if cluster.cores is None else cluster.cores
         per_node = HOST_RANKS if cores >= BOUNDLESS else max(int(cores), 1)
-    cluster = cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
+    return cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
+
+
+def _job(arguments: argparse.Namespace):
+    from hsap.tune import trials
+    from hsap.tune.job import Job, packs_per_step
+
+    cluster = read_cluster(arguments)
     seq_len = whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
     tokens = max(GLOBAL_TOKENS, seq_len) if arguments.global_batch_tokens is None else arguments.global_batch_tokens
     packs = named("--global-batch-tokens, --seq-len", packs_per_step, whole("--global-batch-tokens", tokens), seq_len)
@@ -115,14 +120,14 @@ def _job(arguments: argparse.Namespace):
     # A trial's corpus is written to a file, and every rank reads it.
     drawn = min((trials.STEPS + 1) * packs * seq_len, MAX_TOKENS) if arguments.measure else MAX_TOKENS
     seed = whole("--seed", arguments.seed, 0, datasets.MAX_SEED)
-    lengths = _lengths(arguments.data, drawn, seed)
-    shape = _model(arguments.model)
+    lengths = read_lengths(arguments.data, drawn, seed)
+    shape = read_model(arguments.model)
     return named(
         "--nodes, --ranks-per-node", Job, arguments.model, shape, cluster, lengths, seq_len, packs, dtype, seed
     )
 
 
-def _model(name: str):
+def read_model(name: str):
     """Read a model's shape from configs/model; a vocabulary left open is the demo tokenizer's."""
     from hsap.models.config import ModelConfig
 
@@ -140,7 +145,7 @@ def _model(name: str):
     return ModelConfig.from_mapping(values)
 
 
-def _lengths(data: str, num_tokens: int, seed: int) -> tuple[int, ...]:
+def read_lengths(data: str, num_tokens: int, seed: int) -> tuple[int, ...]:
     """Document lengths of a file's batches, or drawn from a dataset."""
     if data in datasets.names():
         return tuple(datasets.draw(data, num_tokens, seed))

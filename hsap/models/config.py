@@ -22,17 +22,26 @@ def _is_masks(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(m, str) for m in value))
 
 
+FREE = ("checkpointing", "offload_checkpoints", "mlp_chunk_tokens", "loss_chunk_tokens", "loss_chunk_vocab", "compile")
+"""Fields that say how a model is computed and not what: they may change from run to run of one model."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Dimensions and numerics of one decoder; the keys of `configs/model/*.yaml` are these fields.
 
-    `checkpointing="full"` keeps, per layer, its input and what attention saved, and recomputes all the rest in
-    backward; attention itself is never recomputed. `loss_chunk_tokens` bounds the rows of logits that exist at one
-    time. `masks` names the attention mask of each layer, from the first on, in the spelling of `parse_layers` or as a
-    list of such texts: of every layer, or a pattern that is repeated to the last, as in window:1024*5+causal. It is
-    kept as the text of the shortest such pattern. `attention_bias` says which projections add a bias: none, those of
-    queries, keys and values (Qwen2), or all four; `qk_norm` whether each head's queries and keys are normed before they
-    are turned (Qwen3); `rope_scaling` is the text of a `RopeScaling`.
+    `checkpointing` says what a layer keeps for backward, which makes the rest again: `selective` its input and what
+    attention saved (q, kv, o, lse), `full` its input and attention's output (o, lse); attention itself is never
+    computed again. `offload_checkpoints` keeps that on the host between forward and backward. `mlp_chunk_tokens` bounds
+    the rows whose feed-forward exists at one time (None: all), `loss_chunk_tokens` and `loss_chunk_vocab` rows and
+    columns of the logits that do (None: the whole vocabulary). `compile` runs torch.compile on the two parts of a
+    layer. None of these six changes what is computed.
+
+    `masks` names the attention mask of each layer, from the first on, in the spelling of `parse_layers` or as a list of
+    such texts: of every layer, or a pattern that is repeated to the last, as in window:1024*5+causal. It is kept as the
+    text of the shortest such pattern. `attention_bias` says which projections add a bias: none, those of queries, keys
+    and values (Qwen2), or all four; `qk_norm` whether each head's queries and keys are normed before they are turned
+    (Qwen3); `rope_scaling` is the text of a `RopeScaling`.
     Errors: ValueError that names the field.
     """
 
@@ -47,8 +56,12 @@ class ModelConfig:
     norm_eps: float = _positive(1e-5)
     tied_embeddings: bool = flag(default=False)
     init_std: float = _positive(0.02)
-    checkpointing: str = choice("none", "full", default="none")
+    checkpointing: str = choice("none", "selective", "full", default="none")
+    offload_checkpoints: bool = flag(default=False)
+    mlp_chunk_tokens: int | None = integer(1, optional=True, default=None)
     loss_chunk_tokens: int = integer(1, default=1024)
+    loss_chunk_vocab: int | None = integer(1, optional=True, default=None)
+    compile: bool = flag(default=False)
     masks: str = rule("a mask for all layers, a pattern, or a list of masks", _is_masks, default="causal")
     attention_bias: str = choice("none", "qkv", "all", default="none")
     qk_norm: bool = flag(default=False)
@@ -66,6 +79,11 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(
                 f"model.head_dim is {self.head_dim}, but rotary embedding turns pairs: give an even number."
+            )
+        if self.offload_checkpoints and self.checkpointing == "none":
+            raise ValueError(
+                "model.offload_checkpoints moves what checkpointing keeps, but model.checkpointing is none: set it to "
+                "selective or full."
             )
         object.__setattr__(self, "masks", _pattern(self.masks, self.num_layers))
         try:
@@ -117,13 +135,17 @@ class ModelConfig:
         return self.hidden_dim * (2 * self.q_dim + 2 * self.kv_dim + 3 * self.ffn_dim)
 
     @property
+    def layer_params(self) -> int:
+        """Trainable parameters of one layer."""
+        biases = {"none": 0, "qkv": self.q_dim + 2 * self.kv_dim, "all": self.q_dim + 2 * self.kv_dim + self.hidden_dim}
+        norms = 2 * self.hidden_dim + (2 * self.head_dim if self.qk_norm else 0)
+        return self.layer_matmul_params + norms + biases[self.attention_bias]
+
+    @property
     def num_params(self) -> int:
         """Trainable parameters; tied embeddings are counted once."""
         embeddings = self.vocab_size * self.hidden_dim * (1 if self.tied_embeddings else 2)
-        biases = {"none": 0, "qkv": self.q_dim + 2 * self.kv_dim, "all": self.q_dim + 2 * self.kv_dim + self.hidden_dim}
-        norms = 2 * self.hidden_dim + (2 * self.head_dim if self.qk_norm else 0)
-        layers = self.num_layers * (self.layer_matmul_params + norms + biases[self.attention_bias])
-        return embeddings + layers + self.hidden_dim
+        return embeddings + self.num_layers * self.layer_params + self.hidden_dim
 
     @property
     def flops_per_token(self) -> int:

@@ -11,16 +11,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hsap.models.config import ModelConfig
 from hsap.models.loss import token_loss_sum, token_losses, wide_dtype
+from hsap.models.mlp import SwiGLU
+from hsap.models.offload import CudaMover, Mover, Shelf
 from hsap.models.rope import Rope, rope_tables, rotate
 from hsap.models.scaling import RopeScaling
 
-# attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows.
+# attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows. With `checkpointing="full"` it
+# also has `keeping`, which takes the same and gives (o_THD, a named tuple with o and lse), and
+# `resumed(q_THD, k_THD, v_THD, that tuple) -> o_THD`, as `hsap.PlannedAttention` has them.
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
@@ -72,50 +75,66 @@ class SelfAttention(nn.Module):
         return self.o_proj(o_THD.reshape(o_THD.shape[0], self.config.q_dim))
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) · up(x))."""
+def _once(part: Callable, *inputs):
+    """Call a part of a layer, and let autograd keep what it wants."""
+    return part(*inputs)
 
-    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
-        super().__init__()
-        options = {"bias": False, "device": device, "dtype": dtype}
-        self.gate_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
-        self.up_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
-        self.down_proj = nn.Linear(config.ffn_dim, config.hidden_dim, **options)
 
-    def forward(self, x_TC: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_TC)) * self.up_proj(x_TC))
+def _twice(part: Callable, *inputs):
+    """Call a part of a layer, keep its inputs alone, and call it again in backward."""
+    return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class Layer(nn.Module):
     """One decoder layer in three parts: before attention, attention, after attention.
 
-    With checkpointing the outer parts are each recomputed in backward and attention is not: its output is kept, which
-    is cheap beside its work and its communication (DistFlashAttn, §3.3: rematerialisation-aware checkpointing).
+    With checkpointing the outer parts are made again in backward and attention is not: its output is kept, which is
+    cheap beside its work and its communication (DistFlashAttn, §3.3: rematerialisation-aware checkpointing). What
+    autograd keeps of a layer, in bytes a row (e of the dtype, hidden state C wide, H query heads of D, H_kv KV heads):
+
+    - `none`: what attention saves, e·(2·H·D + 2·H_kv·D) of q, k, v and o and 4·H of lse; and what the two parts save.
+    - `selective`: what attention saves, and the input, e·C. The two parts are made again one at a time.
+    - `full`: o and lse, e·H·D + 4·H, and the input, e·C. The layer is made again as one, up to q, k and v in
+      attention's hands.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, device=None, dtype=None) -> None:
         super().__init__()
         self.layer_index = layer_index
-        self.recompute = config.checkpointing == "full"
+        self.checkpointing = config.checkpointing
         self.input_layernorm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
         self.self_attn = SelfAttention(config, device, dtype)
         self.post_attention_layernorm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
         self.mlp = SwiGLU(config, device, dtype)
+        if config.compile:
+            self._before_attention = torch.compile(self._before_attention)
+            self._after_attention = torch.compile(self._after_attention)
 
-    def forward(self, hidden_TC: Tensor, rope: Rope, attention: Attention) -> Tensor:
-        q_THD, k_THD, v_THD = self._part(self._before_attention, hidden_TC, rope)
+    def forward(self, hidden_TC: Tensor, rope: Rope, attention: Attention, shelf: Shelf | None = None) -> Tensor:
+        """Give the hidden state behind the layer. shelf: where what is kept for backward goes; None: nowhere."""
+        with nullcontext() if shelf is None else shelf.layer(self.layer_index):
+            if not torch.is_grad_enabled() or self.checkpointing == "none":
+                return self._whole(hidden_TC, rope, attention)
+            if self.checkpointing == "selective":
+                return self._whole(hidden_TC, rope, attention, _twice)
+            if not hasattr(attention, "resumed"):
+                raise ValueError(
+                    f"model.checkpointing=full takes attention that can go on from its output, and "
+                    f"{type(attention).__name__} has no `keeping` and `resumed`: give an hsap.PlannedAttention, or set "
+                    "model.checkpointing=selective."
+                )
+            return _twice(self._whole, hidden_TC, rope, _Remembering(attention, shelf))
+
+    def _whole(self, hidden_TC: Tensor, rope: Rope, attention: Attention, run: Callable = _once) -> Tensor:
+        """The three parts; run: calls the outer two."""
+        q_THD, k_THD, v_THD = run(self._before_attention, hidden_TC, rope)
         o_THD = attention(q_THD, k_THD, v_THD, self.layer_index)
         if o_THD.shape != q_THD.shape or o_THD.dtype != q_THD.dtype:
             raise ValueError(
                 f"attention in layer {self.layer_index} returned {o_THD.dtype} {tuple(o_THD.shape)} for queries of "
                 f"{q_THD.dtype} {tuple(q_THD.shape)}: it must return a row for each query, in the same dtype."
             )
-        return self._part(self._after_attention, hidden_TC, o_THD)
-
-    def _part(self, part: Callable, *inputs):
-        if self.recompute and torch.is_grad_enabled():
-            return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
-        return part(*inputs)
+        return run(self._after_attention, hidden_TC, o_THD)
 
     def _before_attention(self, hidden_TC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         return self.self_attn.project(self.input_layernorm(hidden_TC), rope)
@@ -125,14 +144,35 @@ class Layer(nn.Module):
         return hidden_TC + self.mlp(self.post_attention_layernorm(hidden_TC))
 
 
+class _Remembering:
+    """A layer's attention that attends the first time it is called, and from then on goes on from the outcome."""
+
+    def __init__(self, attention: Attention, shelf: Shelf | None) -> None:
+        self.attention, self.shelf, self.kept = attention, shelf, None
+
+    def __call__(self, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer_index: int) -> Tensor:
+        if self.kept is None:
+            o_THD, kept = self.attention.keeping(q_THD, k_THD, v_THD, layer_index)
+            self.kept = self._each(kept, "put")
+            return o_THD
+        return self.attention.resumed(q_THD, k_THD, v_THD, self._each(self.kept, "get"))
+
+    def _each(self, kept, way: str):
+        if self.shelf is None:
+            return kept
+        move = getattr(self.shelf, way)
+        return kept._replace(o=move(kept.o), lse=move(kept.lse))
+
+
 class Head(nn.Linear):
     """The lm head and the loss in one module, so that its weight is used, and gathered, by its own forward."""
 
-    def forward(self, hidden_TC: Tensor, targets_T: Tensor | None, per_token: bool, chunk_tokens: int) -> Tensor:
+    def forward(self, hidden_TC: Tensor, targets_T: Tensor | None, per_token: bool, *chunks: int | None) -> Tensor:
+        """Give the loss; chunks: rows and words, as of `token_loss_sum`. Without targets: the logits."""
         if targets_T is None:
             return super().forward(hidden_TC)
         loss = token_losses if per_token else token_loss_sum
-        return loss(hidden_TC, self.weight, targets_T, chunk_tokens)
+        return loss(hidden_TC, self.weight, targets_T, *chunks)
 
 
 class Decoder(nn.Module):
@@ -144,14 +184,20 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim, device=device, dtype=dtype)
         self.layers = nn.ModuleList(Layer(config, index, device, dtype) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
+        # Who moves what layers keep to the host, made when it is first needed.
+        self.mover: Mover | None = None
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         hidden_TC = self.embed_tokens(tokens_T)
         config = self.config
         scaling = RopeScaling.parse(config.rope_scaling)
         rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
+        shelf = None
+        if config.offload_checkpoints and torch.is_grad_enabled():
+            self.mover = self.mover or CudaMover(hidden_TC.device)
+            shelf = Shelf(self.mover, config.num_layers, rope)
         for layer in self.layers:
-            hidden_TC = layer(hidden_TC, rope, attention)
+            hidden_TC = layer(hidden_TC, rope, attention, shelf)
         return self.norm(hidden_TC)
 
 
@@ -192,7 +238,8 @@ class Llama(nn.Module):
                 "one-dimensional and equally long, this rank's rows of the packed sequence."
             )
         hidden_TC = self.model(tokens_T, positions_T, attention)
-        return self.lm_head(hidden_TC, targets_T, per_token, self.config.loss_chunk_tokens)
+        chunks = self.config.loss_chunk_tokens, self.config.loss_chunk_vocab
+        return self.lm_head(hidden_TC, targets_T, per_token, *chunks)
 
 
 @torch.no_grad()

@@ -1,4 +1,7 @@
-"""Token cross-entropy from hidden states in chunks of rows, so that the logits are never whole in memory."""
+"""Token cross-entropy from hidden states in chunks of rows, and of the vocabulary where it is large, so that the logits
+are never whole in memory."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -11,21 +14,26 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def token_loss_sum(hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, chunk_tokens: int) -> Tensor:
+def token_loss_sum(
+    hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, chunk_tokens: int, chunk_vocab: int | None = None
+) -> Tensor:
     """Sum of the cross-entropies of all rows that have a target, differentiable in hidden states and weight.
 
     hidden: [T, hidden_dim]; weight: [vocab, hidden_dim]; targets: int [T], -100 has no loss. Returns a float32 scalar
-    (float64 for float64). Logits exist for chunk_tokens rows at a time (briefly twice: raw and normalised). T may be 0,
-    and there may be no target: 0 with zero gradients, and both inputs stay in the graph. The caller divides by the
-    number of targets of all ranks. From forward to backward the weight's gradient is held in float32 or wider.
+    (float64 for float64). Logits exist for chunk_tokens rows and chunk_vocab words (None: all) at a time, briefly twice:
+    raw and normalised. T may be 0, and there may be no target: 0 with zero gradients, and both inputs stay in the
+    graph. The caller divides by the number of targets of all ranks. From forward to backward the weight's gradient is
+    held in float32 or wider.
     """
     _check_rows(hidden_TC, targets_T)
     with_grad = torch.is_grad_enabled() and (hidden_TC.requires_grad or weight_VC.requires_grad)
-    return _TokenLossSum.apply(hidden_TC, weight_VC, targets_T, chunk_tokens, with_grad)
+    return _TokenLossSum.apply(hidden_TC, weight_VC, targets_T, chunk_tokens, chunk_vocab, with_grad)
 
 
 @torch.no_grad()
-def token_losses(hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, chunk_tokens: int) -> Tensor:
+def token_losses(
+    hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, chunk_tokens: int, chunk_vocab: int | None = None
+) -> Tensor:
     """Cross-entropy of each row, 0 where there is no target, for evaluation: no gradient flows.
 
     Shapes as in `token_loss_sum`; returns [T] in float32 (float64 for float64).
@@ -33,7 +41,7 @@ def token_losses(hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor, chunk_
     _check_rows(hidden_TC, targets_T)
     losses_T = hidden_TC.new_zeros(hidden_TC.shape[0], dtype=wide_dtype(hidden_TC.dtype))
     for rows in _chunks(hidden_TC.shape[0], chunk_tokens):
-        losses_T[rows], _ = _chunk_losses(hidden_TC[rows], weight_VC, targets_T[rows])
+        losses_T[rows], _ = _chunk_losses(hidden_TC[rows], weight_VC, targets_T[rows], chunk_vocab)
     return losses_T
 
 
@@ -42,11 +50,12 @@ class _TokenLossSum(torch.autograd.Function):
 
     Forward therefore makes both gradients chunk by chunk, and backward only scales them: three products per chunk where
     recomputing the logits in backward takes four, and the weight is not needed again (no second gather under ZeRO-3).
+    Chunks of the vocabulary take four as well: the logits once to norm them all, once more for the gradients.
     One call whatever the number of chunks: ranks with different numbers of rows still issue the same collectives.
     """
 
     @staticmethod
-    def forward(ctx, hidden_TC, weight_VC, targets_T, chunk_tokens, with_grad):
+    def forward(ctx, hidden_TC, weight_VC, targets_T, chunk_tokens, chunk_vocab, with_grad):
         wide = wide_dtype(hidden_TC.dtype)
         total = hidden_TC.new_zeros((), dtype=torch.float64)
         if with_grad:
@@ -54,16 +63,16 @@ class _TokenLossSum(torch.autograd.Function):
             grad_weight_VC = torch.zeros_like(weight_VC, dtype=wide)
         for rows in _chunks(hidden_TC.shape[0], chunk_tokens):
             hidden_NC, targets_N = hidden_TC[rows], targets_T[rows]
-            losses_N, log_probs_NV = _chunk_losses(hidden_NC, weight_VC, targets_N)
+            losses_N, logits = _chunk_losses(hidden_NC, weight_VC, targets_N, chunk_vocab)
             total += losses_N.sum(dtype=torch.float64)
             if not with_grad:
                 continue
-            grad_NV = _logit_gradient(log_probs_NV, targets_N).to(hidden_NC.dtype)
-            grad_hidden_TC[rows] = grad_NV @ weight_VC
-            if wide == weight_VC.dtype:
-                grad_weight_VC.addmm_(grad_NV.t(), hidden_NC)
-            else:
-                grad_weight_VC += grad_NV.t() @ hidden_NC
+            grad_hidden_NC = grad_hidden_TC[rows].zero_()
+            for first, log_probs_NV in logits:
+                grad_NV = _logit_gradient(log_probs_NV, targets_N, first).to(hidden_NC.dtype)
+                words = slice(first, first + grad_NV.shape[1])
+                add_product(grad_hidden_NC, grad_NV.t(), weight_VC[words])
+                add_product(grad_weight_VC[words], grad_NV, hidden_NC)
         if with_grad:
             ctx.save_for_backward(grad_hidden_TC, grad_weight_VC)
             ctx.dtypes = hidden_TC.dtype, weight_VC.dtype
@@ -75,27 +84,72 @@ class _TokenLossSum(torch.autograd.Function):
         gradients = (
             (gradient * grad_total).to(dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return *gradients, None, None, None
+        return *gradients, None, None, None, None
 
 
-def _chunks(num_rows: int, chunk_tokens: int) -> list[slice]:
-    return [slice(start, min(start + chunk_tokens, num_rows)) for start in range(0, num_rows, chunk_tokens)]
+def add_product(total: Tensor, left_NA: Tensor, right_NB: Tensor) -> None:
+    """Add leftᵀ · right to a total in the same or a wider dtype."""
+    if total.dtype == left_NA.dtype:
+        total.addmm_(left_NA.t(), right_NB)
+    else:
+        total += left_NA.t() @ right_NB
 
 
-def _chunk_losses(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    log_probs_NV = torch.log_softmax(hidden_NC @ weight_VC.t(), dim=-1, dtype=wide_dtype(hidden_NC.dtype))
+def _chunks(num_rows: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, num_rows)) for start in range(0, num_rows, chunk)]
+
+
+def _chunk_losses(
+    hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_vocab: int | None
+) -> tuple[Tensor, Iterable[tuple[int, Tensor]]]:
+    """Losses of some rows, and their log-probabilities by chunks of words: (first word, [N, words]), each to be used
+    before the next is asked for."""
     ignored_N = targets_N == IGNORED_TARGET
-    picked_N = log_probs_NV.gather(1, targets_N.masked_fill(ignored_N, 0).long()[:, None])[:, 0]
-    return picked_N.neg().masked_fill(ignored_N, 0), log_probs_NV
+    if chunk_vocab is None or chunk_vocab >= len(weight_VC):
+        log_probs_NV = torch.log_softmax(hidden_NC @ weight_VC.t(), dim=-1, dtype=wide_dtype(hidden_NC.dtype))
+        picked_N = log_probs_NV.gather(1, targets_N.masked_fill(ignored_N, 0).long()[:, None])[:, 0]
+        return picked_N.neg().masked_fill(ignored_N, 0), [(0, log_probs_NV)]
+    words = _chunks(len(weight_VC), chunk_vocab)
+    lse_N, picked_N = _logsumexp(hidden_NC, weight_VC, targets_N, words)
+    log_probs = ((w.start, _logits(hidden_NC, weight_VC, w).sub_(lse_N[:, None])) for w in words)
+    return (lse_N - picked_N).masked_fill(ignored_N, 0), log_probs
 
 
-def _logit_gradient(log_probs_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """Softmax minus one-hot, zero in rows without a target; overwrites its input, the largest tensor of the step."""
-    ignored_N = targets_N == IGNORED_TARGET
+def _logsumexp(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, words: list[slice]) -> tuple[Tensor, Tensor]:
+    """Of each row the log of its summed exponentials, over chunks of words, and its target's logit (0 without one)."""
+    wide = wide_dtype(hidden_NC.dtype)
+    highest_N = hidden_NC.new_full((len(hidden_NC),), -torch.inf, dtype=wide)
+    sum_N, picked_N = torch.zeros_like(highest_N), torch.zeros_like(highest_N)
+    for w in words:
+        logits_NV = _logits(hidden_NC, weight_VC, w)
+        inside_N, place_N1 = _place(targets_N, w.start, logits_NV.shape[1])
+        picked_N = torch.where(inside_N, logits_NV.gather(1, place_N1)[:, 0], picked_N)
+        higher_N = torch.maximum(highest_N, logits_NV.amax(dim=1))
+        sum_N = sum_N * (highest_N - higher_N).exp() + logits_NV.sub_(higher_N[:, None]).exp_().sum(dim=1)
+        highest_N = higher_N
+    return highest_N + sum_N.log(), picked_N
+
+
+def _logits(hidden_NC: Tensor, weight_VC: Tensor, words: slice) -> Tensor:
+    return (hidden_NC @ weight_VC[words].t()).to(wide_dtype(hidden_NC.dtype))
+
+
+def _place(targets_N: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
+    """Which targets are among some words, and where: [N], and [N, 1] with 0 for those that aren't."""
+    place_N = targets_N.long() - first
+    inside_N = (place_N >= 0) & (place_N < num_words) & (targets_N != IGNORED_TARGET)
+    return inside_N, place_N.masked_fill(~inside_N, 0)[:, None]
+
+
+def _logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
+    """Softmax minus one-hot, zero in rows without a target; overwrites its input, the largest tensor of the step.
+
+    first: the word of the first column.
+    """
+    inside_N, place_N1 = _place(targets_N, first, log_probs_NV.shape[1])
     grad_NV = log_probs_NV.exp_()
-    minus_one_N1 = grad_NV.new_full((grad_NV.shape[0], 1), -1)
-    grad_NV.scatter_add_(1, targets_N.masked_fill(ignored_N, 0).long()[:, None], minus_one_N1)
-    return grad_NV.masked_fill_(ignored_N[:, None], 0)
+    grad_NV.scatter_add_(1, place_N1, inside_N.to(grad_NV.dtype).neg()[:, None])
+    return grad_NV.masked_fill_((targets_N == IGNORED_TARGET)[:, None], 0)
 
 
 def _check_rows(hidden_TC: Tensor, targets_T: Tensor) -> None:

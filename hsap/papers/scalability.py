@@ -15,14 +15,15 @@ from hsap.models.config import ModelConfig
 from hsap.papers.comparison import Table
 from hsap.papers.pricing import Draw, priced
 from hsap.papers.published import published
+from hsap.tune.activations import loss_bytes, saved_bytes, working_bytes
 from hsap.tune.collectives import gather_s
-from hsap.tune.memory import kept_copies, loss_bytes, rank_bytes, saved_bytes, working_bytes
+from hsap.tune.memory import kept_copies, rank_bytes
 from hsap.tune.setting import Setting, reserve_bytes
 from hsap.tune.step import STEP_BYTES, MicroSteps, ends_s, layer_s, step_s
 
 MODEL = ModelConfig(
     vocab_size=32000, num_layers=48, hidden_dim=7168, num_q_heads=56, num_kv_heads=56, head_dim=128, ffn_dim=19200,
-    checkpointing="full",
+    checkpointing="selective",
 )  # fmt: skip
 """As configs/model/gpt-30b.yaml has it; the paper gives no dimensions."""
 CLUSTER, GPUS, NODE = "dgx-a100", 64, 8
@@ -122,8 +123,8 @@ def _megatron(length: int, stages: int, cluster: Cluster) -> Iterator[Way]:
     # Gradients reduced and weights gathered by data ranks, each on another node: over each rank's own card.
     traffic = (4 + 2) * params * (1 - 1 / dp) / cluster.inter_bytes_per_s
     once = traffic + STEP_BYTES * params / dp / cluster.memory_bytes_per_s
-    saved, rest = saved_bytes(MODEL, "bf16", "full")
-    working = 2 * gathered + max(working_bytes(MODEL, "bf16", "full") * tokens, loss_bytes(MODEL, "bf16", tokens))
+    saved, rest = saved_bytes(MODEL, "bf16", "selective")
+    working = 2 * gathered + max(working_bytes(MODEL, "bf16", "selective", tokens), loss_bytes(MODEL, "bf16", tokens))
     for again in (False, True):
         attention_s = attention.predicted_s + again * attention.seconds("forward")
         # The stage with the head sets the pace.

@@ -17,7 +17,7 @@ from hsap.tune.step import MicroSteps, step_s
 
 MODEL = ModelConfig(
     vocab_size=32000, num_layers=32, hidden_dim=4096, num_q_heads=32, num_kv_heads=32, head_dim=128, ffn_dim=11008,
-    checkpointing="full",
+    checkpointing="selective",
 )  # fmt: skip
 """Llama-2 of 7B, as configs/model/llama2-7b.yaml has it."""
 HEADS = HeadShape(MODEL.num_q_heads, MODEL.num_kv_heads, MODEL.head_dim, "bf16")

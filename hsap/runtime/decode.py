@@ -35,7 +35,7 @@ class Decoded:
     """A rank's stream for one mask and direction, ready to run.
 
     names[i]: what steps[i] is, for errors and traces. step_of: int64 [steps], the instruction of the rank's stream that
-    a step is, or makes ready for.
+    a step is, or makes ready for. keeping: indices of the steps that make what is kept for backward of inputs.
     """
 
     memory: Memory
@@ -43,6 +43,7 @@ class Decoded:
     steps: tuple[Step, ...]
     names: tuple[str, ...]
     step_of: np.ndarray
+    keeping: tuple[int, ...]
 
 
 class Decoder:
@@ -80,7 +81,18 @@ class Decoder:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
                 step_of.append(at - lo)
-        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), np.array(step_of, np.int64))
+        step_of = np.array(step_of, np.int64)
+        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), step_of, self._keeping(step_of + lo))
+
+    def _keeping(self, at: np.ndarray) -> tuple[int, ...]:
+        """Indices of the steps that bring inputs to the column and leave them there. at: each step's instruction.
+
+        The verifier has judged them as a part of the stream; alone they are as sound. Each is a round of its own, in
+        which all ranks of a column take part, and every rank runs the same ones in the same order.
+        """
+        reshards = self.programs.op[at] == Op.ALL_TO_ALL
+        kept = self.buffers.space[self.programs.buf[at, 1]] == Space.KEPT
+        return tuple(np.flatnonzero(reshards & kept).tolist())
 
     def _first_touch(self) -> dict[int, list[int]]:
         """Accumulators by the instruction that touches them first: they are empty then."""

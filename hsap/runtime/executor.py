@@ -82,6 +82,11 @@ class Executor:
         self._machine.recorder = self._session.recorder
         return finish(self._machine.forward(q, k, v, mask, layer))
 
+    def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> tuple[Tensor, Tensor]:
+        """Give `Kept.q` and `Kept.kv` again from the same inputs, without attending: all-to-all at most."""
+        self._check(q=q, k=k, v=v)
+        return finish(self._machine.keep(q, k, v, mask))
+
     def backward(self, do: Tensor, kept: Kept, mask: int = 0, layer: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients (dq, dk, dv) of the rank's own rows for do: [T, H, D]."""
         self._check(do=do)

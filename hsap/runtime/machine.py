@@ -80,18 +80,38 @@ class Machine:
         q: [T, H, D]; k, v: [T, H_kv, D], the rank's local rows.
         """
         decoded = self.decode(mask, FORWARD)
-        memory, views = decoded.memory, decoded.memory.views
-        inputs = {Role.Q: q.contiguous(), Role.KV: torch.stack((k, v), dim=1)}
-        for role, tensor in inputs.items():
-            views[memory.index(Space.INPUT, role)] = View(tensor)
-        kept = dict(inputs)
-        for role in inputs:
-            if memory.has(Space.KEPT, role):
-                kept[role] = memory.allocate(decoded.buffers, memory.index(Space.KEPT, role)).rows
+        memory = decoded.memory
+        kept = self._enter(decoded, q, k, v)
         result = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.O))
         yield from self._run(decoded, mask, FORWARD, layer)
         memory.release()
-        yield Kept(kept[Role.Q], kept[Role.KV], result.rows, result.stats)
+        yield Kept(*kept, result.rows, result.stats)
+
+    def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """Give `Kept.q` and `Kept.kv` as `forward` does, and compute nothing: yields None to let others run.
+
+        Of the forward stream only the all-to-alls of inputs run, where intra_sp > 1; nothing of it is recorded.
+        """
+        decoded = self.decode(mask, FORWARD)
+        views, transport = decoded.memory.views, self.transport
+        kept = self._enter(decoded, q, k, v)
+        for i in decoded.keeping:
+            self.at = decoded.names[i]
+            while decoded.steps[i](views, transport) is False:
+                yield None
+        self.at = "idle"
+        decoded.memory.release()
+        yield kept
+
+    def _enter(self, decoded: Decoded, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the inputs where the forward stream reads them; gives what is kept of them: (q, kv)."""
+        memory, kept = decoded.memory, []
+        for role, tensor in ((Role.Q, q.contiguous()), (Role.KV, torch.stack((k, v), dim=1))):
+            memory.views[memory.index(Space.INPUT, role)] = View(tensor)
+            if memory.has(Space.KEPT, role):
+                tensor = memory.allocate(decoded.buffers, memory.index(Space.KEPT, role)).rows
+            kept.append(tensor)
+        return kept[0], kept[1]
 
     def backward(
         self, do: Tensor, kept: Kept, mask: int = 0, layer: int = 0

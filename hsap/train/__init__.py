@@ -4,6 +4,7 @@ launch       from the command line to the loop in the right processes (overrides
 config       the whole configuration, checked
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
 run          the loop of one rank
+capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed
 planning     plans made ahead, by the ranks in turn (recipe: how; pool, worker: in processes of their own)
 checkpoints  saved and resumed runs

@@ -62,6 +62,7 @@ class LoopConfig:
     save_in_background: bool = flag()
     log_every: int = integer(1)
     tensorboard: bool = flag()
+    pad_rows: bool = flag(default=False)
 
 
 def _is_range(value: object) -> bool:
@@ -221,6 +222,8 @@ def _check_tsp(config: TrainConfig) -> None:
             "engine.zero_stage=0 with engine.dtype=bf16 and parallel=tsp: DeepSpeed's optimizer for that can't count "
             "copies of a parameter once in the gradient's norm; set engine.zero_stage=1"
         )
+    if config.train.pad_rows:
+        raise ValueError("train.pad_rows=true with parallel=tsp isn't there; set train.pad_rows=false or parallel=sp")
     if config.profile.steps is not None:
         raise ValueError(
             "profile.steps with parallel=tsp: timelines of several plans in one layer can't be shown yet; set "

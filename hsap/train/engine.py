@@ -12,15 +12,18 @@ import os
 import warnings
 from contextlib import redirect_stdout
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
 from hsap.models.llama import Llama
+from hsap.models.mlp import SwiGLU
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
@@ -91,7 +94,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     device = (
         torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
     )
-    settings = deepspeed_settings(config)
+    buffers = Buffers.of(model_config, config.tsp_degree)
+    settings = deepspeed_settings(config, buffers)
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
     folder = None if config.resume else config.model.get("from")
@@ -103,6 +107,10 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
         with deepspeed.zero.Init(config_dict_or_path=settings):
             model = Llama(model_config)
+
+        if model_config.mlp_chunk_tokens is not None:
+            # Its chunks use the weights themselves: they are gathered once for all of them, with the module.
+            deepspeed.utils.set_z3_leaf_modules(model, [SwiGLU])
 
         def gathered(parameter):
             return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
@@ -118,12 +126,14 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
-        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps
+        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps, fused=True
     )
     with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
         deepspeed.utils.groups.mpu = None  # it remembers an earlier engine's
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=sharding)
     optimizer.state.clear()
+    # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
     return Engine(engine, mesh, device, config.optim.clip, sharding)
 
 
@@ -135,7 +145,7 @@ def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
     return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def deepspeed_settings(config: TrainConfig) -> dict:
+def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
     """DeepSpeed's configuration of a run. No mpu but under TSP: gradients are averaged over the whole world."""
     clips_itself = config.parallel == "sp" or config.engine.zero_stage > 0
     settings = {
@@ -144,7 +154,7 @@ def deepspeed_settings(config: TrainConfig) -> dict:
         "gradient_clipping": (config.optim.clip if clips_itself else None) or 0.0,
         # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
         # transfers on another rank, and two communicators that wait for each other hang.
-        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False},
+        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buffers.settings(),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
     }

@@ -26,6 +26,7 @@ from hsap.ir.problem import Problem, Topology
 from hsap.ir.shared import check_shareable
 from hsap.keys import is_number
 from hsap.models import ModelConfig
+from hsap.models.config import FREE
 from hsap.models.huggingface import configured
 from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
@@ -41,7 +42,6 @@ _FIXED = (
     *(f"data.{name}" for name in (*OF_PACKS, *OF_MIXTURES, *OF_CHATS) if name != "chat_template"),
     *("train.seed", "train.packs_per_step", "engine.dtype"),
 )
-_FREE_OF_MODEL = ("checkpointing", "loss_chunk_tokens")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +78,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     for path in filter(prepared.is_prepared, paths):
         prepared.check_agreement(path, data, tokenizer)
     model, _ = model_shape(config, tokenizer)
+    _check_way(config, model)
     if config.model.get("from") is not None and not config.resume:
         Weights(config.model["from"]).check(model)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
@@ -95,6 +96,20 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     else:
         refuse_used(config)
     return tokenizer, model
+
+
+def _check_way(config: TrainConfig, model: ModelConfig) -> None:
+    """Refuse ways of computing a model that device or ZeRO stage don't allow."""
+    if model.offload_checkpoints and config.engine.device != "cuda":
+        raise ValueError(
+            f"model.offload_checkpoints=true moves what layers keep from a GPU to the host; with engine.device="
+            f"{config.engine.device} there is no other memory to move it to: leave it off"
+        )
+    if model.compile and config.engine.zero_stage == 3:
+        raise ValueError(
+            "model.compile=true with engine.zero_stage=3: ZeRO-3 gathers weights in hooks between a layer's modules, "
+            "where nothing compiles; use engine.zero_stage=2 or less, or leave model.compile off"
+        )
 
 
 def _check_out(out: str) -> None:
@@ -208,7 +223,7 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
             value = getattr(value, part)
         settings[name] = value
     shape = dataclasses.asdict(model)
-    settings |= {f"model.{key}": value for key, value in shape.items() if key not in _FREE_OF_MODEL}
+    settings |= {f"model.{key}": value for key, value in shape.items() if key not in FREE}
     return json.loads(json.dumps(settings))
 
 

@@ -11,11 +11,13 @@ from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
+from hsap.data.document import NO_TARGET
 from hsap.data.loader import StepLoader, eval_batches, eval_packing
 from hsap.data.packing import count_long
 from hsap.ir.mask import distinct_masks
@@ -27,6 +29,7 @@ from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.sharded import ShardedAttention
+from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
@@ -75,8 +78,8 @@ class Trainer:
         else:
             self.attention = PlannedAttention(layer_masks)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
-        most_tokens = -(-config.packing.max_pack_tokens * config.train.micro_packs // self.mesh.topology.num_ranks)
-        self.session.arena.reserve(max(arena_capacity(s.problem, most_tokens) for s in self.variants.setups))
+        self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
+        self.session.arena.reserve(max(arena_capacity(s.problem, self.capacity.even) for s in self.variants.setups))
         # Before anything is trained: the processes load their code meanwhile.
         workers = config.data.workers
         self.pools = [PlanPool(setup, workers) if workers else None for setup in self.variants.setups]
@@ -211,12 +214,17 @@ class Trainer:
         return self._figures(step, local_loss, waits, time.perf_counter() - begin)
 
     def _loss(self, micro: MicroBatch, plan: Plan | ShardPlans) -> Tensor:
-        """Sum of the token losses of this rank's rows of a micro-batch."""
+        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
-        self.attention.load(plan.plans if isinstance(plan, ShardPlans) else self.session.load(plan))
+        num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
+        if isinstance(plan, ShardPlans):
+            self.attention.load(plan.plans)
+        else:
+            self.attention.load(self.session.load(plan), num_rows)
+        padding = (0, num_rows - len(rows))
         tokens, places, targets = (
-            torch.from_numpy(field[rows]).long().to(self.engine.device)
-            for field in (micro.tokens, micro.positions, micro.labels)
+            torch.from_numpy(np.pad(field[rows], padding, constant_values=value)).long().to(self.engine.device)
+            for field, value in ((micro.tokens, 0), (micro.positions, 0), (micro.labels, NO_TARGET))
         )
         return self.engine.deepspeed(tokens, places, self.attention, targets)
 

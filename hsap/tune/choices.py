@@ -11,7 +11,7 @@ from hsap.tune.job import Job
 from hsap.tune.setting import GIB
 
 ZERO_STAGES = (0, 1, 2, 3)
-CHECKPOINTING = ("none", "full")
+CHECKPOINTING = ("none", "selective", "full")
 MICRO_PACKS = (1, 2, 4, 8)
 ENOUGH_TOKENS = 16_384
 """Tokens of a rank's micro-batch beyond which a larger one gains nothing: kernels are long, traffic is small beside."""

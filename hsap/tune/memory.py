@@ -1,118 +1,127 @@
 """Memory: what a rank holds while it trains, item by item, as `hsap.train.engine` configures DeepSpeed.
 
-P parameters, W ranks of the job (ZeRO shares over all of them), bytes per parameter; in bf16:
+P parameters, W ranks of the job (ZeRO shares over all of them), bytes per parameter; in bf16, and in brackets in fp32:
 
-| ZeRO | weights | gradients | fp32 masters | Adam moments | buffers |
+| ZeRO | weights | fp32 masters | Adam moments | gradients, at the end of backward | at the update |
 |---|---|---|---|---|---|
-| 0 | 2 | 2, and 4 for their fp32 copy at the step | 4 | 8 | - |
-| 1 | 2 | 2 + 4 (accumulated in fp32) | 4 / W | 8 / W | - |
-| 2 | 2 | 4 / W | 4 / W | 8 / W | a bucket of 5e8: 2, and 4 on the wire |
-| 3 | 2 / W | 4 / W | 4 / W | 8 / W | the same bucket in fp32 twice, 1e9 gathered weights: 2 |
+| 0 | 2 (4) | 4 (-) | 8 | 2 (4) | 2 + 4 (4) |
+| 1 | 2 (4) | 4 / W | 8 / W | 2 + 4, the sum of micro-steps (4) | 2 + 4 (8 / W) |
+| 2 | 2 (4) | 4 / W | 8 / W | 4 / W | 4 / W (8 / W) |
+| 3 | 2 / W (4 / W) | 4 / W | 8 / W | 4 / W, always there | 8 / W |
 
-In fp32 weights and gradients take 4, masters are the weights themselves at ZeRO 0 and 4 / W above. Activations are what
-`hsap.models.llama` saves for backward, counted tensor by tensor.
+Gradients are reduced in buckets (`hsap.buffers`), copied as the stage has it; ZeRO 3 has two layers' weights gathered,
+and the embedding's or the head's. Activations are in `hsap.tune.activations`. A step has its peak at the loss, where
+backward begins, where it ends, or at the update: `phases` has all of them, `rank_bytes` the highest.
 """
 
 from __future__ import annotations
 
-from hsap.ir.heads import DTYPE_BYTES, HeadShape
+from hsap.buffers import Buffers
+from hsap.ir.heads import HeadShape
 from hsap.models.config import ModelConfig
+from hsap.tune import activations
 from hsap.tune.setting import Setting
-
-BUCKET = 500_000_000
-"""Elements that DeepSpeed reduces at once (its default reduce_bucket_size; stages 2 and 3 allocate it whole)."""
-LIVE = 1_000_000_000
-"""Gathered parameters that ZeRO-3 keeps at most (its default stage3_max_live_parameters)."""
 
 
 def state_bytes(model: ModelConfig, setting: Setting) -> dict[str, float]:
-    """Bytes of a rank for weights, gradients and optimizer, and for DeepSpeed's buffers; see the module."""
+    """Bytes of a rank that are there in every phase: weights, optimizer, and buffers that are made once."""
     stage, half = setting.zero_stage, setting.element_bytes == 2
     params, shared = model.num_params, model.num_params / setting.world
-    width = setting.element_bytes
-    gradients = {0: width * params, 1: (6 if half else 4) * params, 2: 4 * shared, 3: 4 * shared}[stage]
-    if stage:
-        masters = 4 * shared
-    else:
-        masters = 4 * params if half else 0
     return {
-        "weights": width * (shared if stage == 3 else params),
-        "gradients": gradients,
-        "fp32 master weights": masters,
+        "weights": setting.element_bytes * (shared if stage == 3 else params),
+        "gradients": {(1, True): 4 * params, (3, True): 4 * shared, (3, False): 4 * shared}.get((stage, half), 0),
+        "fp32 master weights": 4 * shared if stage else (4 * params if half else 0),
         "Adam moments": 8 * (shared if stage else params),
-        "ZeRO's buffers": _buffer_bytes(model, setting),
+        "ZeRO's buffers": 4 * Buffers.of(model).reduced if stage == 3 else 0,
     }
 
 
-def _buffer_bytes(model: ModelConfig, setting: Setting) -> float:
-    params, half = model.num_params, setting.element_bytes == 2
-    on_wire = 4 * min(params, BUCKET)
+def _gradients(model: ModelConfig, setting: Setting) -> tuple[float, float, float]:
+    """Bytes of gradients beside those that are always there: (between micro-steps, after the last, at the update)."""
+    half, width = setting.element_bytes == 2, setting.element_bytes
+    params, shared = model.num_params, model.num_params / setting.world
     if setting.zero_stage == 0:
-        return 4 * params if half else 0
+        return width * params, width * params, (6 if half else 4) * params
     if setting.zero_stage == 1:
-        return on_wire if half else 4 * BUCKET + on_wire
+        return width * params, width * params, 2 * params + 4 * shared if half else 8 * shared
     if setting.zero_stage == 2:
-        return setting.element_bytes * BUCKET + (on_wire if half else 0)
-    return 4 * BUCKET + on_wire + setting.element_bytes * min(params, LIVE)
+        # In fp32 the first micro-step's have no place of their own before the first bucket is reduced.
+        alone = not half and setting.accumulation == 1 and params <= Buffers.of(model).reduced
+        return 4 * shared, 0 if alone else 4 * shared, (4 if half else 8) * shared
+    return 0, 0, 4 * shared
 
 
-def saved_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies: float = 1.0) -> tuple[float, float]:
-    """Bytes per token that one layer saves for backward: (by attention, by all the rest).
+def _reducing(model: ModelConfig, setting: Setting) -> tuple[float, float]:
+    """Bytes of a bucket that isn't always there, and of its copies while it is reduced."""
+    bucket, half = Buffers.of(model).reduced, setting.element_bytes == 2
+    # What is larger than a bucket is reduced by itself.
+    at_once = min(max(bucket, model.vocab_size * model.hidden_dim), model.num_params)
+    if setting.zero_stage == 0:
+        return 0, (6 if half else 4) * at_once
+    if setting.zero_stage == 1 and half:
+        # Sums of micro-steps lie in a row: they are copied only where norms and biases go with the matrices.
+        return 0, 4 * model.num_params if model.num_params <= bucket else 0
+    if setting.zero_stage == 1:
+        return 4 * bucket, 0
+    if setting.zero_stage == 2:
+        return setting.element_bytes * bucket, (6 if half else 4) * at_once
+    return 0, 8 * at_once
 
-    kept_copies: copies of KV heads that IntraSP keeps (1 where ranks share out the KV heads). Attention saves q, kv, o
-    and lse. The rest, without checkpointing: both norms save their input and their scaled input in fp32 and the scale,
-    products save their inputs (o is attention's), SiLU its own; with it, the layer's input alone.
+
+def phases(
+    model: ModelConfig, setting: Setting, tokens: int, arena: float, reserve: float, kept_copies: float = 1.0
+) -> dict[str, dict[str, float]]:
+    """Bytes by item in each phase of a step, of the rank with the most tokens.
+
+    tokens: of a micro-batch on that rank. arena: bytes of the communication buffer. reserve: left alone.
     """
-    e, wide = DTYPE_BYTES[dtype], 4
-    attention = e * (2 * model.q_dim + 2 * model.kv_dim * kept_copies) + 4 * model.num_q_heads
-    if checkpointing == "full":
-        return attention, e * model.hidden_dim
-    norms = 2 * (2 * wide * model.hidden_dim + e * model.hidden_dim + wide)
-    if dtype == "fp32":
-        # Widening is no copy there: what the norm multiplies by its weight is still a tensor of its own.
-        norms = 2 * (2 * wide * model.hidden_dim + wide * model.hidden_dim + wide)
-    return attention, norms + 4 * e * model.ffn_dim
+    dtype, how, width = setting.dtype, setting.checkpointing, setting.element_bytes
+    attention, rest = activations.saved_bytes(model, dtype, how, kept_copies)
+    head = width * model.vocab_size * model.hidden_dim
+    last = activations.last_norm_bytes(model, dtype)
+    working = activations.working_bytes(model, dtype, how, tokens, kept_copies)
+    between, after, update = _gradients(model, setting)
+    between = between if setting.accumulation > 1 else 0
+    bucket, copies = _reducing(model, setting)
+    buffers = Buffers.of(model)
+    gathered = width * min(buffers.live, model.num_params) if setting.zero_stage == 3 else 0
+    state = state_bytes(model, setting)
 
+    def phase(layers: float, extra: float, gradients: float, buffer: float) -> dict[str, float]:
+        items = state | {
+            "activations": tokens * layers * rest,
+            "attention's saved tensors": tokens * layers * attention,
+            "working set": extra,
+            "communication arena": arena,
+            "reserve": reserve,
+        }
+        items["gradients"] += gradients
+        items["ZeRO's buffers"] += buffer
+        return items
 
-def working_bytes(model: ModelConfig, dtype: str, checkpointing: str) -> float:
-    """Bytes per token that backward of one layer needs beside what was saved: an estimate.
-
-    Under checkpointing the layer's saved tensors, made again; in both cases gradients of the widest part: three of the
-    feed-forward's width, and two of the hidden width in fp32.
-    """
-    made_again = saved_bytes(model, dtype, "none")[1] if checkpointing == "full" else 0
-    return made_again + 3 * DTYPE_BYTES[dtype] * model.ffn_dim + 2 * 4 * model.hidden_dim
-
-
-def loss_bytes(model: ModelConfig, dtype: str, tokens: int) -> float:
-    """Bytes at the loss: gradients of hidden states and of the head in fp32, and one chunk of logits.
-
-    A chunk exists as logits, as log-probabilities in fp32, and as their gradient in the logits' dtype.
-    """
-    e, rows = DTYPE_BYTES[dtype], min(tokens, model.loss_chunk_tokens)
-    kept = 4 * (tokens * model.hidden_dim + model.vocab_size * model.hidden_dim)
-    return kept + rows * model.vocab_size * (4 + 2 * e)
+    layers = model.num_layers
+    one = width * model.vocab_size * model.hidden_dim if setting.zero_stage == 3 else 0
+    out = {
+        "loss": phase(layers, tokens * last + activations.loss_bytes(model, dtype, tokens), between, gathered),
+        "backward of the loss": phase(
+            layers, tokens * last + activations.loss_gradient_bytes(model, dtype, tokens), between, gathered
+        ),
+        "backward of a layer": phase(layers, working + head, between, gathered + bucket),
+        "reduction": phase(0, 0, after, bucket + copies + one),
+        "update": phase(0, 0, update, 0),
+    }
+    if setting.zero_stage > 1 and (left := layers - buffers.reduced / model.layer_params) > 0:
+        stream = 2 * width * model.hidden_dim * tokens
+        out["first reduction"] = phase(left, stream + head, between, gathered + bucket + copies)
+    return out
 
 
 def rank_bytes(
     model: ModelConfig, setting: Setting, tokens: int, arena: float, reserve: float, kept_copies: float = 1.0
 ) -> dict[str, float]:
-    """Bytes of the rank with the most tokens, by item; they add up to what it needs.
-
-    tokens: of a micro-batch on that rank. arena: bytes of the communication buffer. reserve: left alone.
-    """
-    attention, rest = saved_bytes(model, setting.dtype, setting.checkpointing, kept_copies)
-    ends = (2 * 4 + 2 * setting.element_bytes) * model.hidden_dim  # the last norm, and the embedding's output
-    working = working_bytes(model, setting.dtype, setting.checkpointing) * tokens
-    loss = loss_bytes(model, setting.dtype, tokens)
-    return state_bytes(model, setting) | {
-        "activations": tokens * (model.num_layers * rest + ends),
-        "attention's saved tensors": tokens * model.num_layers * attention,
-        # One layer's backward and the loss are not at the same time.
-        "working set": max(working, loss),
-        "communication arena": arena,
-        "reserve": reserve,
-    }
+    """Bytes by item in the phase that needs most, see `phases`; they add up to what the rank needs."""
+    each = phases(model, setting, tokens, arena, reserve, kept_copies)
+    return max(each.values(), key=lambda items: sum(items.values()))
 
 
 def kept_copies(model: ModelConfig, setting: Setting) -> float:

@@ -34,10 +34,19 @@ class Room:
 
     def at_best(self, shape: Shape) -> dict[Setting, dict[str, float]]:
         """Bytes by item of every setting, with everything even, as no planner can better it."""
-        job, ranks = self.job, shape.topology.num_ranks
-        most = -(-min(job.seq_len * shape.micro_packs, job.tokens) // ranks)
+        job = self.job
+        most = -(-min(job.seq_len * shape.micro_packs, job.tokens) // shape.topology.num_ranks)
         arena = LEAST_ARENA * self._arena_unit(shape)
         return {setting: self._memory(setting, most, arena) for setting in self.settings(shape, "any")}
+
+    def even(self, setting: Setting, pack_tokens: int) -> dict[str, float]:
+        """Bytes by item of a setting with packs of so many tokens, everything even."""
+        most = -(-pack_tokens * setting.micro_packs // setting.topology.num_ranks)
+        return self._memory(setting, most, LEAST_ARENA * most * self.job.model.q_dim * setting.element_bytes)
+
+    def holds(self, items: dict[str, float]) -> bool:
+        """Whether it fits."""
+        return sum(items.values()) <= self.capacity
 
     def planned(
         self, shape: Shape, planner: str, tokens: int, arena_bytes: int
@@ -53,7 +62,7 @@ class Room:
 
     def holding(self, items: dict[Setting, dict[str, float]]) -> list[Setting]:
         """Those settings that fit."""
-        return [setting for setting, each in items.items() if sum(each.values()) <= self.capacity]
+        return [setting for setting, each in items.items() if self.holds(each)]
 
     def would_hold(self) -> str:
         """Say at how many nodes, and at how long packs, one SP group of all ranks would fit; by doubling."""
@@ -62,9 +71,7 @@ class Room:
         def fits(nodes: int, tokens: int) -> bool:
             world = nodes * job.cluster.ranks_per_node
             setting = Setting(1, Topology(world, 1), "any", 3 if world > 1 else 0, "full", 1, 1, job.dtype)
-            most = -(-tokens // world)
-            arena = LEAST_ARENA * most * job.model.q_dim * setting.element_bytes
-            return sum(self._memory(setting, most, arena).values()) <= self.capacity
+            return self.holds(self.even(setting, tokens))
 
         # As it was asked it does not fit, whatever this estimate says.
         nodes, tokens = 2 * job.cluster.num_nodes, max(job.seq_len // 2, 1)

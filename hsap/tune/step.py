@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hsap.buffers import Buffers
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Cluster
 from hsap.models.config import ModelConfig
 from hsap.sim.share import crowding
 from hsap.tune.collectives import gather_s, reduce_s
-from hsap.tune.memory import BUCKET
 from hsap.tune.setting import MATMUL_EFFICIENCY, Setting
 
 LAYER_KERNELS = 60
@@ -74,7 +74,7 @@ def ends_s(model: ModelConfig, dtype: str, cluster: Cluster, tokens: Column) -> 
 
 def micro_s(model: ModelConfig, setting: Setting, cluster: Cluster, micro: MicroSteps) -> Column:
     """Seconds of each micro-batch, forward and backward, without ZeRO's traffic."""
-    passes = 4 if setting.checkpointing == "full" else 3
+    passes = 3 if setting.checkpointing == "none" else 4
     around = passes * model.num_layers * layer_s(model, setting.dtype, cluster, micro.tokens)
     around += ends_s(model, setting.dtype, cluster, micro.tokens)
     return model.num_layers * sum(micro.attention_s) + around * _crowd(setting, cluster)
@@ -88,7 +88,7 @@ def traffic_s(model: ModelConfig, setting: Setting, cluster: Cluster) -> tuple[f
     forward and backward.
     """
     world, params = setting.world, model.num_params
-    hops = -(-params // BUCKET)
+    hops = -(-params // Buffers.of(model).reduced)
     reduce = reduce_s(4 * params / hops, cluster, world) * hops
     weights = gather_s(setting.element_bytes * params, cluster, world)
     if setting.zero_stage < 2:

@@ -54,11 +54,13 @@ def test_lengths_are_those_of_prepared_data(tmp_path, capsys) -> None:
     tokenizer, out = str(PROJECT / "datasets/demo/tokenizer.json"), str(tmp_path / "out")
     made = ["prepare", str(tmp_path / "d.jsonl"), "-o", out, "--workers", "1", "--tokenizer", tokenizer]
     assert main(made) == 0
-    assert sorted(tune._lengths(out, 1000, 0)) == [5, 90, 256]
-    assert sum(tune._lengths(out, 300, 1)) <= 300 and tune._lengths(out, 300, 1) == tune._lengths(out, 300, 1)
-    assert sum(tune._lengths(out, 3, 1)) == 3
+    assert sorted(tune.read_lengths(out, 1000, 0)) == [5, 90, 256]
+    assert sum(tune.read_lengths(out, 300, 1)) <= 300 and tune.read_lengths(out, 300, 1) == tune.read_lengths(
+        out, 300, 1
+    )
+    assert sum(tune.read_lengths(out, 3, 1)) == 3
     with pytest.raises(ValueError, match=r"--data: .*holds no finished prepared data"):
-        tune._lengths(str(tmp_path), 1000, 0)
+        tune.read_lengths(str(tmp_path), 1000, 0)
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -122,7 +124,7 @@ def test_what_only_a_checkout_can_is_refused_elsewhere(tmp_path, monkeypatch, ca
         error = capsys.readouterr().err
         assert f"there is no {tmp_path / 'site-packages' / missing}" in error and error.count("\n") == 1
     assert not any(tmp_path.iterdir()), "nothing is written into an installed package's folder"
-    assert tune._model("llama2-7b").vocab_size == 32000  # models come with the package
+    assert tune.read_model("llama2-7b").vocab_size == 32000  # models come with the package
 
 
 def test_a_corpus_without_documents_is_refused(tmp_path, capsys) -> None:

@@ -47,7 +47,7 @@ def shaken(model):
     return model
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equals_the_oracle(name, checkpointing):
     config = family_config(name, checkpointing=checkpointing)

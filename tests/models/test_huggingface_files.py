@@ -331,8 +331,8 @@ def test_a_folder_is_never_written_over_or_left_half(folder, tmp_path):
 
 
 def test_a_group_that_names_a_folder(folder):
-    config, told = configured({"from": str(folder), "checkpointing": "full"}, 50)
-    assert config.checkpointing == "full" and config.num_layers == 3 and told == ()
+    config, told = configured({"from": str(folder), "checkpointing": "selective"}, 50)
+    assert config.checkpointing == "selective" and config.num_layers == 3 and told == ()
     asked = {"from": str(folder), "masks": "window:9", "rope_scaling": "none", "num_layers": 3, "vocab_size": None}
     config, told = configured(asked, 61)
     assert (config.masks, config.rope_scaling) == ("window:9", "none")

@@ -143,7 +143,7 @@ class CountedAttention:
 @pytest.mark.parametrize("tied", [False, True])
 def test_checkpointing_recomputes_all_but_attention(tied):
     results, calls = {}, {}
-    for checkpointing in ("none", "full"):
+    for checkpointing in ("none", "selective"):
         model = build_model(config_of(checkpointing=checkpointing, tied_embeddings=tied), seed=2, dtype=torch.float64)
         count = calls[checkpointing] = {"q_proj": 0, "gate_proj": 0, "norm": 0}
         for name, module in model.named_modules():
@@ -155,15 +155,15 @@ def test_checkpointing_recomputes_all_but_attention(tied):
         assert attention.forwards == [0, 1, 2] and attention.backwards == [2, 1, 0]
     assert calls == {
         "none": {"q_proj": 3, "gate_proj": 3, "norm": 1},
-        "full": {"q_proj": 6, "gate_proj": 6, "norm": 1},
+        "selective": {"q_proj": 6, "gate_proj": 6, "norm": 1},
     }
-    assert results["full"][0] == results["none"][0]
-    assert_gradients_close(results["full"][1], results["none"][1], 1e-15)
+    assert results["selective"][0] == results["none"][0]
+    assert_gradients_close(results["selective"][1], results["none"][1], 1e-15)
 
 
 def test_checkpointing_keeps_only_what_attention_and_the_layer_borders_need():
     kept = {}
-    for checkpointing in ("none", "full"):
+    for checkpointing in ("none", "selective"):
         model = build_model(config_of(checkpointing=checkpointing, num_layers=6), seed=2)
         tokens, positions, targets = random_pack(LENGTHS, 61)
         sizes = {}
@@ -179,7 +179,7 @@ def test_checkpointing_keeps_only_what_attention_and_the_layer_borders_need():
             loss = model(tokens, positions, lambda q, k, v, layer: q * 1, targets)
         kept[checkpointing] = sum(sizes.values())
         loss.backward()
-    assert kept["full"] < kept["none"] / 2
+    assert kept["selective"] < kept["none"] / 2
 
 
 class LargestTensor(TorchDispatchMode):
@@ -197,7 +197,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_are_never_whole(tied):
-    model = build_model(config_of(vocab_size=499, tied_embeddings=tied, checkpointing="full"), seed=0)
+    model = build_model(config_of(vocab_size=499, tied_embeddings=tied, checkpointing="selective"), seed=0)
     tokens, positions, targets = random_pack([90, 30], 499)
 
     def attention(q, k, v, layer):
@@ -212,7 +212,7 @@ def test_logits_are_never_whole(tied):
     assert largest.elements == 499 * 120
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_empty_shard(checkpointing, tied, dtype):
@@ -274,7 +274,7 @@ class GatheringRanks:
         return losses
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("sizes", [(17, 3, 31), (50, 0, 1)], ids=["uneven", "empty"])
 @pytest.mark.parametrize("order", ["contiguous", "shuffled"])
 def test_shards_add_up(checkpointing, sizes, order):

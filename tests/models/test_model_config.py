@@ -44,7 +44,7 @@ def test_gpt_30b_is_about_thirty_billion():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 def test_flops_per_token_equal_a_counter(tied, checkpointing):
     config = ModelConfig(**SMALL, tied_embeddings=tied, checkpointing=checkpointing, loss_chunk_tokens=5)
     model = build_model(config, seed=0, dtype=torch.bfloat16)

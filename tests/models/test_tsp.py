@@ -1,13 +1,13 @@
 """Weights and tokens sharded over the same ranks give one process's loss and gradients, in float64."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hsap.ir.summary import summary
 from hsap.models.llama import Llama
-from hsap.models.tsp.decoder import ShardedLlama
 from hsap.models.tsp.shards import Shards, head_shares
 from hsap.models.tsp.traffic import weight_traffic
 from tests.models.packed_oracle import layer_attention, random_pack
@@ -24,6 +24,7 @@ CASES = {
         *("4x1", 4, (RAGGED,), "sap"),
         {**NINE, "attention_bias": "qkv", "qk_norm": True, "tied_embeddings": True},
     ),
+    "projected again": Case("4x1", 4, (RAGGED,), "usp", {"checkpointing": "full", "num_kv_heads": 4, "qk_norm": True}),
     "intra": Case("2x2", 2, (RAGGED,), model={**NINE, "attention_bias": "all"}),
     "beside dp": Case("2x1", 2, (RAGGED, (30,)), model={**NINE, "masks": "window:7+causal"}),
     "ranks without rows": Case("4x1", 4, ((2,),)),
@@ -39,7 +40,7 @@ def results() -> dict[str, list[dict]]:
 
 def one_process(case: Case) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss and gradients of the plain decoder over all packs."""
-    model = Llama(case.config, dtype=torch.float64)
+    model = Llama(replace(case.config, checkpointing="none"), dtype=torch.float64)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(case.weight(name, tuple(parameter.shape)))
@@ -100,6 +101,12 @@ def test_heads_go_by_kv_head() -> None:
     assert [tuple(run) for run in head_shares(4, 1, 4)] == [(i, 1, 0, 1) for i in range(4)]
     with pytest.raises(ValueError, match="largest degree of this model is 9"):
         head_shares(9, 3, 10)
+
+
+def test_what_the_sharded_decoder_can_t_do_is_refused() -> None:
+    for name, value in (("mlp_chunk_tokens", 8), ("loss_chunk_vocab", 8), ("compile", True)):
+        with pytest.raises(ValueError, match=rf"model\.{name}={value} isn't there under parallel=tsp"):
+            Shards(Case("4x1", 4, (RAGGED,), model={name: value}).config, 4)
 
 
 def test_a_shard_of_nothing_is_refused() -> None:

@@ -39,10 +39,8 @@ class Case:
 
     @property
     def config(self) -> ModelConfig:
-        shape = {
-            **{"vocab_size": 37, "num_layers": 2, "hidden_dim": 24, "num_q_heads": 8, "num_kv_heads": 2},
-            **{"head_dim": 6, "ffn_dim": 21, "loss_chunk_tokens": 16},
-        }
+        shape = {"vocab_size": 37, "num_layers": 2, "hidden_dim": 24, "num_q_heads": 8, "num_kv_heads": 2}
+        shape |= {"head_dim": 6, "ffn_dim": 21, "loss_chunk_tokens": 16}
         return ModelConfig(**(shape | self.model))
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -1,12 +1,16 @@
 """Memory against sums by hand, and against what torch saves for backward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model
-from hsap.tune.memory import kept_copies, loss_bytes, rank_bytes, saved_bytes, state_bytes
+from hsap.tune.activations import loss_bytes, saved_bytes, working_bytes
+from hsap.tune.memory import kept_copies, phases, rank_bytes, state_bytes
 from hsap.tune.setting import Setting
 
 SHAPE = {
@@ -22,22 +26,37 @@ def setting(zero: int, dtype: str, checkpointing: str = "none", topology: str = 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "zero", "weights", "gradients", "masters", "moments"),
+    ("dtype", "zero", "weights", "gradients", "masters", "moments", "at_the_update"),
     [
-        ("bf16", 0, 2, 2, 4, 8),
-        ("bf16", 1, 2, 6, 1, 2),
-        ("bf16", 2, 2, 1, 1, 2),
-        ("bf16", 3, 0.5, 1, 1, 2),
-        ("fp32", 0, 4, 4, 0, 8),
-        ("fp32", 1, 4, 4, 1, 2),
-        ("fp32", 2, 4, 1, 1, 2),
-        ("fp32", 3, 1, 1, 1, 2),
+        ("bf16", 0, 2, 0, 4, 8, 6),
+        ("bf16", 1, 2, 4, 1, 2, 6),
+        ("bf16", 2, 2, 0, 1, 2, 1),
+        ("bf16", 3, 0.5, 1, 1, 2, 2),
+        ("fp32", 0, 4, 0, 0, 8, 4),
+        ("fp32", 1, 4, 0, 1, 2, 2),
+        ("fp32", 2, 4, 0, 1, 2, 2),
+        ("fp32", 3, 1, 1, 1, 2, 2),
     ],
 )
-def test_states_on_four_ranks_by_hand(dtype, zero, weights, gradients, masters, moments) -> None:
+def test_states_on_four_ranks_by_hand(dtype, zero, weights, gradients, masters, moments, at_the_update) -> None:
     assert MODEL.num_params == PARAMS == sum(p.numel() for p in build_model(MODEL, 0).parameters())
     items = state_bytes(MODEL, setting(zero, dtype))
     assert list(items.values())[:4] == [PARAMS * each for each in (weights, gradients, masters, moments)]
+    assert phases(MODEL, setting(zero, dtype), 10, 0, 0)["update"]["gradients"] == PARAMS * at_the_update
+
+
+def test_buffers_are_those_that_deepspeed_is_told() -> None:
+    told = Buffers.of(MODEL).settings()
+    assert told["reduce_bucket_size"] == PARAMS, "a model smaller than a bucket is reduced at once"
+    assert state_bytes(MODEL, setting(3, "bf16"))["ZeRO's buffers"] == 4 * told["reduce_bucket_size"]
+    large = ModelConfig(32000, 32, 4096, 32, 32, 128, 11008)
+    told = Buffers.of(large).settings()
+    assert told["reduce_bucket_size"] == told["stage3_prefetch_bucket_size"] == large.layer_params == 202_383_360
+    assert told["stage3_max_live_parameters"] == 2 * large.layer_params + 32000 * 4096
+    loss, update = (phases(large, setting(3, "bf16"), 4096, 0, 0)[name] for name in ("loss", "update"))
+    assert loss["ZeRO's buffers"] - update["ZeRO's buffers"] == 2 * told["stage3_max_live_parameters"]
+    huge = ModelConfig(32000, 48, 12288, 96, 96, 128, 32768)
+    assert Buffers.of(huge).reduced == 500_000_000 < huge.layer_params
 
 
 class _Keeping(torch.autograd.Function):
@@ -54,7 +73,7 @@ class _Keeping(torch.autograd.Function):
         return do, None, None
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_activations_are_what_torch_saves(dtype, checkpointing) -> None:
     tokens, found = 37, []
@@ -83,20 +102,36 @@ def test_activations_are_what_torch_saves(dtype, checkpointing) -> None:
 def test_replicated_kv_heads_are_kept_as_often_as_ranks_have_them() -> None:
     assert kept_copies(MODEL, setting(0, "bf16", topology="1x2")) == 1
     assert kept_copies(MODEL, setting(0, "bf16", topology="1x6")) == 3
-    once, thrice = (saved_bytes(MODEL, "bf16", "full", copies)[0] for copies in (1, 3))
+    once, thrice = (saved_bytes(MODEL, "bf16", "selective", copies)[0] for copies in (1, 3))
     assert thrice - once == 2 * 2 * (2 * 2 * 8)
 
 
 def test_loss_by_hand() -> None:
-    # Gradients of 9 rows of 48 and of the head in fp32; logits, log-probabilities and their gradient of all 9 rows.
-    assert loss_bytes(MODEL, "bf16", 9) == 4 * (9 * 48 + 50 * 48) + 9 * 50 * (2 + 4 + 2)
-    assert loss_bytes(MODEL, "bf16", 5000) == 4 * (5000 * 48 + 50 * 48) + 1024 * 50 * 8
+    # Gradients of 9 rows of 48 and of the head in fp32; logits as they are, in fp32, and log-probabilities of 9 rows.
+    assert loss_bytes(MODEL, "bf16", 9) == 4 * (9 * 48 + 50 * 48) + 9 * 50 * (2 + 4 + 4)
+    # Of 1,024 rows at once, beside the gradient and log-probabilities of those before.
+    assert loss_bytes(MODEL, "bf16", 5000) == 4 * (5000 * 48 + 50 * 48) + 1024 * 50 * (2 + 4 + 4 + 4 + 2)
+    assert loss_bytes(MODEL, "fp32", 5000) == 4 * (5000 * 48 + 50 * 48) + 1024 * 50 * (4 + 4 + 4)
+
+
+def test_chunks_bound_what_is_wide() -> None:
+    chunked = replace(MODEL, loss_chunk_vocab=10, mlp_chunk_tokens=16)
+    assert loss_bytes(chunked, "fp32", 900) == 4 * (900 * 48 + 50 * 48) + 900 * 10 * (4 + 4 + 4)
+    assert working_bytes(MODEL, "fp32", "none", 5000) - working_bytes(MODEL, "fp32", "none", 4000) > 1000 * 2 * 4 * 80
+    wide = working_bytes(chunked, "fp32", "none", 5000) - working_bytes(chunked, "fp32", "none", 4000)
+    assert wide == 1000 * 5 * 4 * 48, "a norm's, whatever the feed-forward's width"
 
 
 def test_items_add_up_and_grow_with_tokens() -> None:
-    few, many = (rank_bytes(MODEL, setting(1, "bf16", "full"), tokens, 5e6, 7e6) for tokens in (100, 300))
+    few, many = (phases(MODEL, setting(1, "bf16", "full"), tokens, 5e6, 7e6)["loss"] for tokens in (100, 300))
     assert few["communication arena"] == 5e6 and few["reserve"] == 7e6
-    per_token = sum(saved_bytes(MODEL, "bf16", "full")) * 2 + (8 + 4) * 48
     kept = ("activations", "attention's saved tensors")
-    assert sum(many[k] for k in kept) - sum(few[k] for k in kept) == 200 * per_token
+    assert sum(many[k] for k in kept) - sum(few[k] for k in kept) == 200 * sum(saved_bytes(MODEL, "bf16", "full")) * 2
     assert sum(many.values()) > sum(few.values())
+
+
+def test_the_phase_that_needs_most_is_the_rank_s() -> None:
+    for tokens, phase in ((1, "update"), (100_000, "backward of a layer")):
+        each = phases(MODEL, setting(0, "bf16"), tokens, 0, 0)
+        assert rank_bytes(MODEL, setting(0, "bf16"), tokens, 0, 0) == each[phase]
+        assert sum(each[phase].values()) == max(sum(items.values()) for items in each.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hsap.keys import is_integer, is_number
-from hsap.models.config import ModelConfig
+from hsap.models.config import FREE, ModelConfig
 from hsap.models.huggingface.families import COMMON, FAMILIES, NOTES, ONLY, SIZES, Family
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -62,7 +62,7 @@ def configured(section: Mapping[str, Any], tokenizer_vocab_size: int | None) -> 
     config = ModelConfig.from_mapping(own | asked, tokenizer_vocab_size)
     changed = {name: value for name, value in dataclasses.asdict(config).items() if value != own[name]}
     # What these do isn't what the model computes, and no folder says it.
-    told = [name for name in changed if name not in ("checkpointing", "loss_chunk_tokens", "init_std")]
+    told = [name for name in changed if name not in (*FREE, "init_std")]
     return config, tuple(f"model.{name}={changed[name]} in place of {own[name]}, as {folder} has it" for name in told)
 
 

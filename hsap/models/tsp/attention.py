@@ -5,7 +5,8 @@ by the plan for those heads, and adds what the shard's columns of o_proj make of
 runs under it. Backward goes through the shards again: gradients of a shard are reduced to its owner under the next
 one's computation. Owners of one KV head, where there are several, then exchange its gradients and add them up in the
 order of ranks, so that their copies stay equal bit for bit. Between forward and backward the block's input and what
-attention itself needs are kept: q, k, v, o and lse of this rank's rows, never weights of others.
+attention itself needs are kept: q, k, v, o and lse of this rank's rows, never weights of others. With
+`checkpointing="full"` q, k and v are projected again as well.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class ShardAttention(Protocol):
 
     def forward(self, shard: int, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer: int) -> Kept: ...
     def backward(self, shard: int, do_THD: Tensor, kept: Kept, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...
+    def keep(self, shard: int, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer: int) -> Kept: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class Projections:
         whole: the replicated norm, then q_norm and k_norm where there are such. own: this rank's shards.
         """
         return _Attention.apply(self, attention, *rope, hidden_TC, len(whole), *whole, *own)
+
+    @property
+    def projects_again(self) -> bool:
+        """Whether q, k and v are made anew in backward."""
+        return self.config.checkpointing == "full"
 
     def raw(self, x_TC: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
         """Queries, keys and values as projected: [T, heads, dim] each."""
@@ -108,8 +115,9 @@ class _Attention(torch.autograd.Function):
         for shard, shared in broadcasts(block.transport, bundle(own), block.shapes):
             q_THD, k_THD, v_THD = block.raw(x_TC, shared)
             q_THD, k_THD = block.turned(q_THD, k_THD, (cos, sin), norms)
-            kept += attention.forward(shard, q_THD, k_THD, v_THD, block.layer)
-            out_TC += kept[-2].flatten(1) @ shared[3].t()
+            its = attention.forward(shard, q_THD, k_THD, v_THD, block.layer)
+            out_TC += its[2].flatten(1) @ shared[3].t()
+            kept += its[2:] if block.projects_again else its
         ctx.block, ctx.attention, ctx.num_whole = block, attention, num_whole
         ctx.save_for_backward(cos, sin, hidden_TC, *weights, *kept)
         return out_TC.to(hidden_TC.dtype)
@@ -126,11 +134,16 @@ class _Attention(torch.autograd.Function):
         dnorms = [torch.zeros_like(norm, dtype=wide_dtype(norm.dtype)) for norm in norms]
         home = Reductions(block.transport)
         for shard, shared in broadcasts(block.transport, bundle(own), block.shapes):
-            its = tuple(kept[4 * shard : 4 * shard + 4])
+            raw = block.raw(x_TC, shared) if norms or block.projects_again else ()
+            if block.projects_again:
+                turned = block.turned(*raw[:2], (cos, sin), norms)
+                inputs = ctx.attention.keep(shard, *turned, raw[2], block.layer)
+                its = (*inputs, *kept[2 * shard : 2 * shard + 2])
+            else:
+                its = tuple(kept[4 * shard : 4 * shard + 4])
             do_THD = (dout_TC @ shared[3]).view(its[2].shape)
             dq_THD, dk_THD, dv_THD = ctx.attention.backward(shard, do_THD, its, block.layer)
-            raw = block.raw(x_TC, shared)[:2] if norms else ()
-            dq_THD, dk_THD, more = block.turned_backward(dq_THD, dk_THD, raw, (cos, sin), norms)
+            dq_THD, dk_THD, more = block.turned_backward(dq_THD, dk_THD, raw[:2], (cos, sin), norms)
             for total, part in zip(dnorms, more, strict=True):
                 total += part
             flats = [d.flatten(1).to(x_TC.dtype) for d in (dq_THD, dk_THD, dv_THD)]

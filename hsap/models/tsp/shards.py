@@ -32,6 +32,8 @@ _SHARDED = {
     "embed_tokens.weight": ("vocabulary", _ROWS),
     "lm_head.weight": ("vocabulary", _ROWS),
 }
+_ELSEWHERE = {"offload_checkpoints": False, "mlp_chunk_tokens": None, "loss_chunk_vocab": None, "compile": False}
+"""Ways of computing a model that the sharded decoder doesn't have, and what they are when off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,12 @@ class Shards:
     """
 
     def __init__(self, config: ModelConfig, degree: int) -> None:
-        if config.checkpointing != "none":
-            raise ValueError(
-                f"model.checkpointing={config.checkpointing} isn't there under parallel=tsp, which by itself keeps only "
-                "blocks' inputs and what attention needs: set model.checkpointing=none"
-            )
+        for name, plain in _ELSEWHERE.items():
+            if getattr(config, name) != plain:
+                raise ValueError(
+                    f"model.{name}={getattr(config, name)} isn't there under parallel=tsp, whose blocks are others: "
+                    f"leave it at {'null' if plain is None else str(plain).lower()}"
+                )
         self.config, self.degree = config, degree
         self.heads = head_shares(config.num_q_heads, config.num_kv_heads, degree)
         for name in ("ffn_dim", "vocab_size"):
@@ -113,8 +116,8 @@ def head_shares(num_q_heads: int, num_kv_heads: int, degree: int) -> tuple[HeadR
     ranks = _even(degree, num_kv_heads)
     if ranks[1] > group:
         raise ValueError(
-            f"a TSP degree of {degree} gives the query heads of one of {num_kv_heads} KV heads to {ranks[1]} ranks, but "
-            f"it has {group}; the largest degree of this model is {num_q_heads}"
+            f"a TSP degree of {degree} gives the query heads of one of {num_kv_heads} KV heads to {ranks[1]} ranks, "
+            f"but it has {group}; the largest degree of this model is {num_q_heads}"
         )
     shares = []
     for head, (a, b) in enumerate(itertools.pairwise(ranks)):

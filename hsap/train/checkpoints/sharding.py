@@ -83,7 +83,8 @@ def restore(engine, pieces: Pieces, adam_steps: int) -> None:
     for shard in shards(engine):
         state = optimizer.state[shard.master]
         if not state:
-            state["step"] = torch.tensor(float(adam_steps))
+            # Where the fused update wants it.
+            state["step"] = torch.tensor(float(adam_steps), device=shard.master.device)
             state.update((moment, torch.zeros_like(shard.master)) for moment in MOMENTS)
         for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
             shard.part(flat).copy_(pieces.read_part(kind, shard.name, shard.place, shard.numel))

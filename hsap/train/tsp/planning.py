@@ -25,7 +25,7 @@ PLACING_WITHOUT_HEADS = ("sap", "zigzag", "ring", "distflash", "allgather", "fla
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """The distinct head shares of a model's weight shards. setups: how each is planned; of_shard: each shard's index."""
+    """The distinct head shares of a model's weight shards. setups: how each is planned; of_shard: each shard's own."""
 
     setups: tuple[PlanningSetup, ...]
     of_shard: tuple[int, ...]
@@ -34,9 +34,9 @@ class Variants:
     def of(cls, setup: PlanningSetup, model: ModelConfig, config: TrainConfig) -> Variants:
         """Make the setups from that of sequence parallelism, which has all heads.
 
-        Without TSP that one is all. With it, a group's ranks all take part at Nx1: heads are the weight shards' to share
-        out. ValueError: shares that can't be, or unequal ones with a planner that would place tokens otherwise for
-        each.
+        Without TSP that one is all. With it, a group's ranks all take part at Nx1: heads are the weight shards' to
+        share out. ValueError: shares that can't be, or unequal ones with a planner that would place tokens otherwise
+        for each.
         """
         if config.parallel == "sp":
             return cls((setup,), (0,))
@@ -44,8 +44,8 @@ class Variants:
         distinct = tuple(dict.fromkeys(shares))
         if len(distinct) > 1 and setup.planner not in PLACING_WITHOUT_HEADS:
             raise ValueError(
-                f"planner={setup.planner} places tokens by the heads, and parallel=tsp shards {model.num_q_heads} query "
-                f"and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks, so that its plans would "
+                f"planner={setup.planner} places tokens by the heads, and parallel=tsp shards {model.num_q_heads} "
+                f"query and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks, so that its plans would "
                 f"not agree: set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to a "
                 "degree that divides the heads"
             )
