@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     """Runs of one process and of four, and runs that go on from the other's checkpoints."""
     root = tmp_path_factory.mktemp("tsp")
     data = write_data(root)
-    saving = ["train.save_every=2", "train.keep=9", f"data.eval_path={data}", "train.eval_every=4"]
+    saving = ["train.save_every=2", "train.keep=9", f"data.eval_path={data}", "train.eval_every=4", "optim.clip=0.1"]
 
     def told(case, name, *more):
         return [*arguments(case, data, root / name, STEPS), *saving, *more]
@@ -60,6 +60,7 @@ def test_gradients_loss_and_norm_are_one_process_s(runs, index):
     base = runs / f"alone{ALONE.index(SHARDED[index].base)}"
     difference = compare(base, runs / f"{index}")
     assert difference.ok, difference
+    assert all(step["grad_norm"] > 0.1 for step in steps(base)), "every step is clipped"
     evaluated = [steps(out)[-1]["eval_loss"] for out in (base, runs / f"{index}")]
     assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-5)
 

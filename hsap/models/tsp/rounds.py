@@ -95,8 +95,7 @@ class Homeward:
 
     def add(self, shard: int, gradients: Sequence[Tensor]) -> None:
         """Add this rank's gradient of a shard."""
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        flat = flat.to(wide_dtype(flat.dtype))
+        flat = bundle(gradients).to(wide_dtype(gradients[0].dtype))
         if shard == self.transport.index:
             self._own = flat
             return
@@ -108,8 +107,8 @@ class Homeward:
 
     def own(self) -> list[Tensor]:
         """This rank's own shard's gradients, of all ranks' rows."""
-        total = self._own + self._receive()
-        return unbundle(total, self.shapes[self.transport.index])
+        self._own += self._receive()
+        return unbundle(self._own, self.shapes[self.transport.index])
 
     def _receive(self) -> Tensor | float:
         if self._coming is None:
@@ -130,8 +129,7 @@ class Reductions:
 
     def add(self, shard: int, gradients: Sequence[Tensor]) -> None:
         """Start reducing this rank's gradient of a shard; the one before is through."""
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        flat = flat.to(wide_dtype(flat.dtype))
+        flat = bundle(gradients).to(wide_dtype(gradients[0].dtype))
         self._finish()
         self._going = flat, self.transport.reduce(flat, shard)
         if shard == self.transport.index:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from hsap.ir.heads import HeadRun
 from hsap.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROWS, _COLUMNS = 0, 1
 _SHARDED = {
@@ -88,7 +90,7 @@ class Shards:
         """What the rank with that index holds of a parameter, given by its full name and its whole shape."""
         everyone = tuple(range(self.degree))
         kind, axis = _SHARDED.get(".".join(name.split(".")[-2:]), (None, None))
-        if kind is None or (name.endswith("o_proj.bias")):
+        if kind is None:
             return Part(whole, None, 0, whole[0], everyone)
         start, stop = self._range(kind, index)
         holders = tuple(i for i in everyone if self._range(kind, i) == (start, stop)) if kind == "kv" else (index,)

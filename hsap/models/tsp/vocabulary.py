@@ -1,10 +1,10 @@
 """Embedding and lm head over shards of the vocabulary, by the ring.
 
-Looking tokens up goes round once; going back, the shards themselves stay where they are and only gradients travel. The
-loss goes round twice: first for every row's log-sum-exp over the whole vocabulary, then, where gradients are wanted,
-for them; logits exist for a chunk of rows and one shard at a time. As the loss is a scalar, its gradients are known up to
-one factor when it is computed (`hsap.models.loss`), so backward moves nothing; that factor must be the same on all
-ranks, which hold the sum of each other's rows by then.
+Looking tokens up goes round once; in backward the shards themselves stay where they are and only gradients travel. The
+loss goes round twice: first for every row's log-sum-exp over the whole vocabulary, then for the gradients where they
+are wanted; logits exist for a chunk of rows and one shard at a time. As the loss is a scalar, its gradients are known
+up to one factor when it is computed (`hsap.models.loss`), so backward moves nothing; that factor must be the same on
+all ranks, which hold the sum of each other's rows by then.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class Variants:
         if len(distinct) > 1 and setup.planner not in PLACING_WITHOUT_HEADS:
             raise ValueError(
                 f"planner={setup.planner} places tokens by the heads, and parallel=tsp shards {model.num_q_heads} "
-                f"query and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks, so that its plans would "
-                f"not agree: set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to a "
-                "degree that divides the heads"
+                f"query and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks: its plans would not "
+                f"agree; set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to "
+                "a degree that divides the heads"
             )
         problem = replace(setup.problem, topology=Topology(setup.problem.num_ranks, 1))
         setups = (
