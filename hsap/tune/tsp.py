@@ -82,9 +82,11 @@ def tsp_phases(
     projections = tokens * ((3 * e + wide) * hidden + 3 * e * (q + 2 * kv)) + _travelling(of["attention"], e, 4)
     norm = tokens * (6 * wide + e) * hidden
     layers = model.num_layers
-    at_update = 8 * params / (setting.world // degree) if setting.zero_stage else wide * params
+    owners = setting.world // degree
+    at_update = 8 * params / owners if setting.zero_stage else wide * params
     if e < WIDE:
-        at_update = e * params + 4 * params / (setting.world // degree)
+        # A part of the summed gradients is copied; the whole of them, where a rank alone has the shard, isn't.
+        at_update = e * params + (4 * params / owners if owners > 1 else 0)
     kept_loss = wide * (tokens * hidden + of["vocabulary"])
     return {
         "loss": phase(layers, last + loss, between, 0),

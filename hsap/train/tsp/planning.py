@@ -44,9 +44,9 @@ class Variants:
         distinct = tuple(dict.fromkeys(shares))
         if len(distinct) > 1 and setup.planner not in PLACING_WITHOUT_HEADS:
             raise ValueError(
-                f"planner={setup.planner} places tokens by the heads, and parallel=tsp shards {model.num_q_heads} "
-                f"query and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks: its plans would not "
-                f"agree; set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to "
+                f"planner={setup.planner} places tokens by heads, and parallel=tsp shards {model.num_q_heads} "
+                f"query and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks; its plans wouldn't "
+                f"agree: set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to "
                 "a degree that divides the heads"
             )
         problem = replace(setup.problem, topology=Topology(setup.problem.num_ranks, 1))
