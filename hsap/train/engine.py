@@ -33,17 +33,24 @@ from hsap.train.tsp.sharding import Sharding
 class Engine:
     """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP."""
 
-    def __init__(
-        self, deepspeed, mesh: Mesh, device: torch.device, clip: float | None = None, sharding: Sharding | None = None
-    ) -> None:
+    def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
         self._norm: float | None = None
-        self._clip = clip
+        if sharding is not None:
+            # Without ZeRO it would count every copy of a parameter.
+            deepspeed.clip_fp32_gradients = lambda: sharding.clip(
+                deepspeed.module, self._norm, deepspeed.gradient_clipping()
+            )
 
     @property
     def num_averaged(self) -> int:
         """Ranks over which DeepSpeed averages gradients: all, or under TSP those with the same shard."""
         return dist.get_world_size(None if self.sharding is None else self.sharding.owners)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What this rank has sent of weights and of their gradients under TSP, DeepSpeed's averaging not among it."""
+        return 0 if self.sharding is None else self.sharding.transport.sent_bytes.total()
 
     def backward(self, loss: Tensor) -> None:
         """Backward of one micro-step, and after the last one of a step the optimizer's update."""
@@ -51,8 +58,7 @@ class Engine:
         engine.backward(loss)
         plain = engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm")
         if plain and self.sharding is not None:
-            # DeepSpeed would count every copy of a parameter: the settings leave clipping to us.
-            self._norm = self.sharding.clip(engine.module, self._clip)
+            self._norm = self.sharding.norm(engine.module)
         elif plain:
             # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
             # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
@@ -134,7 +140,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     optimizer.state.clear()
     # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
     engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
-    return Engine(engine, mesh, device, config.optim.clip, sharding)
+    return Engine(engine, mesh, device, sharding)
 
 
 def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
@@ -147,11 +153,10 @@ def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
 
 def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
     """DeepSpeed's configuration of a run. No mpu but under TSP: gradients are averaged over the whole world."""
-    clips_itself = config.parallel == "sp" or config.engine.zero_stage > 0
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": config.accumulation,
-        "gradient_clipping": (config.optim.clip if clips_itself else None) or 0.0,
+        "gradient_clipping": config.optim.clip or 0.0,
         # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
         # transfers on another rank, and two communicators that wait for each other hang.
         "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buffers.settings(),

@@ -196,7 +196,7 @@ class Trainer:
 
     def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         """One optimizer update; returns the step's figures."""
-        begin = time.perf_counter()
+        begin, sent = time.perf_counter(), self.engine.weight_bytes
         batch, config = step.batch, self.config
         self._agree(step)
         for group in self.engine.deepspeed.optimizer.param_groups:
@@ -211,7 +211,8 @@ class Trainer:
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
-        return self._figures(step, local_loss, waits, time.perf_counter() - begin)
+        busy_s = time.perf_counter() - begin
+        return self._figures(step, (local_loss, self.engine.weight_bytes - sent), waits, busy_s)
 
     def _loss(self, micro: MicroBatch, plan: Plan | ShardPlans) -> Tensor:
         """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
@@ -249,12 +250,12 @@ class Trainer:
                 f"has plan digest {digest:06x}, and together they hold {targets} of {expected} target tokens"
             )
 
-    def _figures(self, step: PlannedStep, local_loss: float, waits: tuple[float, float], busy_s: float) -> dict:
-        """Figures of a step over all ranks; times are the slowest rank's."""
+    def _figures(self, step: PlannedStep, local: tuple[float, int], waits: tuple[float, float], busy_s: float) -> dict:
+        """Figures of a step over all ranks; times are the slowest rank's. local: this rank's loss and weight_bytes."""
         batch, promised = step.batch, astuple(step.figures)
         plans = step.plans if self.mesh.sp_rank == 0 else ()  # each SP group's once
         chosen = [sum(plan.planner == name for plan in plans) for name in PLANNERS]
-        sums = torch.tensor([local_loss, *promised, *chosen], dtype=torch.float64, device=self.engine.device)
+        sums = torch.tensor([*local, *promised, *chosen], dtype=torch.float64, device=self.engine.device)
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = sum(waits) + busy_s
         # A signal may have reached only some of the ranks.
@@ -262,7 +263,7 @@ class Trainer:
         highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        loss, *totals = sums.tolist()
+        loss, weight_bytes, *totals = sums.tolist()
         if not math.isfinite(loss):
             raise ValueError(
                 f"step {batch.step}: the loss is {loss}; training has diverged. Lower optim.lr, lengthen "
@@ -291,6 +292,7 @@ class Trainer:
             "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),
             "intra_node_bytes": int(figures.intra_node_bytes),
             "inter_node_bytes": int(figures.inter_node_bytes),
+            "weight_bytes": int(weight_bytes),
             "plan_wait_s": plan_wait_s,
             "data_wait_s": data_wait_s,
             "step_s": step_s,

@@ -72,9 +72,7 @@ def measure(wanted: list[Case]) -> list[dict]:
     with tempfile.TemporaryDirectory(prefix="bench-tsp-") as made:
         root = Path(made)
         data = write_documents(root)
-        print(
-            f"{'shape':<6}{'dtype':>6}{'ranks':>6}{'pack':>6}  {'':<11}{'counted':>12}{'MiB, model':>11}  at its peak"
-        )
+        print(f"{'shape':<6}{'dtype':>6}{'ranks':>6}{'pack':>6}  {'':<11}{'counted':>12}{'model':>11}  at its peak")
         outs = [root / f"{i}" for i in range(len(wanted))]
         for num_ranks in sorted({case.num_ranks for case in wanted}):
             mine = [pair for pair in zip(wanted, outs) if pair[0].num_ranks == num_ranks]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hsap.models.huggingface.tensors import shapes
+from hsap.models.tsp.traffic import weight_traffic
 from hsap.train.checkpoints.export import Exported
 from tests.parity import Case, arguments, compare, run_world, write_data
 
@@ -63,6 +64,18 @@ def test_gradients_loss_and_norm_are_one_process_s(runs, index):
     assert all(step["grad_norm"] > 0.1 for step in steps(base)), "every step is clipped"
     evaluated = [steps(out)[-1]["eval_loss"] for out in (base, runs / f"{index}")]
     assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("index", range(len(SHARDED)), ids=[case.name for case in SHARDED])
+def test_weights_send_what_their_shape_says(runs, index):
+    """Every step the same, whatever its tokens: counted where it is sent, and from the model's shape alone."""
+    case, config = SHARDED[index], Exported.open(runs / f"{index}").config
+    inter, intra = map(int, case.topology.split("x"))
+    degree = intra if case.tsp_axis == "intra" else inter * intra
+    micro_step = sum(weight_traffic(config, degree, rank, 4, 4).total() for rank in range(degree))
+    micro_steps = 4 // case.micro_packs  # of all SP groups
+    groups = inter * intra // degree
+    assert [step["weight_bytes"] for step in steps(runs / f"{index}")] == [groups * micro_steps * micro_step] * STEPS
 
 
 def test_bf16_is_near(runs):

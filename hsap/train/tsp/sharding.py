@@ -60,18 +60,20 @@ class Sharding:
         """Tell whether this rank's copy is the one that norms and checkpoints take."""
         return part.holders[0] == self.transport.index
 
-    def clip(self, model: nn.Module, most: float | None) -> float:
-        """Norm of the whole model's gradient, each parameter once; then clip this rank's to a norm of `most`."""
+    def norm(self, model: nn.Module) -> float:
+        """Norm of the whole model's gradient, each parameter once."""
         mine = [p.grad for p in model.parameters() if p.grad is not None and self.counts(p.part)]
         square = sum(float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2 for grad in mine)
         total = torch.tensor(square, dtype=torch.float64, device=next(model.parameters()).device)
         dist.all_reduce(total, group=self.shards)
-        norm = math.sqrt(float(total))
-        if most is not None and norm > most:
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(most / (norm + 1e-6))
-        return norm
+        return math.sqrt(float(total))
+
+    def clip(self, model: nn.Module, norm: float, most: float) -> None:
+        """Scale this rank's gradients so that the whole model's, of that norm, has one of `most` at most."""
+        factor = min(most / (norm + 1e-6), 1.0)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def get_model_parallel_rank(self) -> int:
         return self.transport.index
