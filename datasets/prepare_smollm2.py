@@ -198,7 +198,7 @@ def write_tokenizer(file: Gguf, folder: Path) -> None:
 @torch.no_grad()
 def losses(folder: Path, texts: dict[str, str]) -> dict[str, float]:
     """Mean loss of the model in a folder on the first tokens of each text."""
-    from hsap.data.tokenise import load_tokenizer
+    from hsap.data.tokenizer import load_tokenizer
 
     model, tokenizer = load(folder), load_tokenizer(folder, add_bos=False, add_eos=False)
 

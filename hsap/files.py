@@ -65,6 +65,11 @@ def sha256(path: str | Path) -> str:
         return measure(iter(lambda: file.read(_CHUNK), b"")).sha256
 
 
+def short(digest: str) -> str:
+    """Spell a checksum as people are told it, and checkpoints too."""
+    return f"sha256 {digest[:12]}"
+
+
 def _each(chunks, file):
     for chunk in chunks:
         file.write(chunk)

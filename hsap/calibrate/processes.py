@@ -23,6 +23,7 @@ import torch.multiprocessing as mp
 
 from hsap.children import end_with, ended_on_sigterm
 from hsap.ir.check import Refused
+from hsap.launched import Place
 
 CLONE_NEWNET = 0x40000000
 
@@ -53,22 +54,14 @@ class Launched:
         """Read the launcher's variables; None where there are none, or for one rank alone. ValueError: no numbers."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
             return None
-        names = {name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        # DeepSpeed's launcher over MPI calls it LOCAL_SIZE.
-        names["LOCAL_WORLD_SIZE"] = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environment else "LOCAL_SIZE"
-        try:
-            rank, num_ranks = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-            per_node = int(environment.get(names["LOCAL_WORLD_SIZE"], num_ranks))
-            local_rank = int(environment.get("LOCAL_RANK", rank % max(per_node, 1)))
-        except ValueError:
-            given = ", ".join(f"{name}={environment.get(name)}" for name in names.values())
-            raise Refused(f"launcher: {given}: these must be numbers; unset RANK where none started this") from None
+        place = Place.of(environment)
+        rank, num_ranks, per_node = place.rank, place.world_size, place.local_world_size
         if not 0 <= rank < num_ranks or per_node < 1 or num_ranks % per_node:
             raise Refused(
                 f"launcher: RANK={rank}, WORLD_SIZE={num_ranks} and {per_node} ranks on this node can't be: start "
                 "equally many ranks on every node, as torchrun does with --nnodes and --nproc-per-node"
             )
-        return cls(rank, num_ranks, local_rank, per_node) if num_ranks > 1 else None
+        return cls(rank, num_ranks, place.local_rank, per_node) if num_ranks > 1 else None
 
     @contextmanager
     def joined(self, backend: str) -> Iterator[None]:

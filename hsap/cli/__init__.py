@@ -1,5 +1,4 @@
-"""Command line: `hsap plan`, `verify`, `simulate`, `view`, `tune`, `estimate`, `planners`, `bench`, `prepare`,
-`data`, one command a file.
+"""Command line: `hsap plan`, `hsap verify` and all others of `COMMANDS`, one command a file.
 
 It starts without torch and numba.
 """

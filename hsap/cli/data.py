@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 from hsap.cli import settings
 from hsap.cli.exit import OK
-from hsap.files import sha256
+from hsap.cli.show import takes_colour
+from hsap.files import sha256, short
 from hsap.ir.check import printable, whole
-
-PACKS_PER_STEP = 2
-"""train.packs_per_step where nobody sets it."""
 
 
 def add_to(commands) -> None:
@@ -31,9 +26,15 @@ def add_to(commands) -> None:
     command.add_argument("--check", action="store_true", help="compare all checksums of prepared data, show nothing")
     command.add_argument("--packs", type=int, default=2, metavar="N", help="packs to show (default 2)")
     command.add_argument("--step", type=int, default=1, metavar="S", help="the step to begin with (default 1)")
-    command.add_argument("--seed", type=int, default=settings.SEED, metavar="S", help="train.seed (default 1234)")
     command.add_argument(
-        "--packs-per-step", type=int, default=PACKS_PER_STEP, metavar="N", help=f"default {PACKS_PER_STEP}"
+        "--seed", type=int, default=settings.SEED, metavar="S", help=f"train.seed (default {settings.SEED})"
+    )
+    command.add_argument(
+        "--packs-per-step",
+        type=int,
+        default=settings.PACKS_PER_STEP,
+        metavar="N",
+        help=f"train.packs_per_step (default {settings.PACKS_PER_STEP})",
     )
     command.add_argument(
         "--cache", default=settings.CACHE, metavar="DIR", help=f"data.cache of training (default {settings.CACHE})"
@@ -91,7 +92,7 @@ def _lines(arguments: argparse.Namespace, path: object):
     for told in (*map(str, long), *map(printable, notices)):
         if told:
             yield settings.as_flags(told)
-    colour = arguments.color or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    colour = arguments.color or takes_colour()
     if packs:
         yield LEGEND.format("green" if colour else f"{OPEN} {CLOSE}")
     while packs > 0:
@@ -103,15 +104,16 @@ def _lines(arguments: argparse.Namespace, path: object):
 
 def _tokenizer_of(folder: object, index, given: str | None) -> str:
     """Say which tokenizer prepared data are shown with: theirs, which is where it was, or which somebody names."""
+    from hsap.data.tokenizer import tokenizer_file
+
     recipe = index.recipe["tokenizer"]
-    file = Path(recipe["file"] if given is None else given)
-    file = next((file / name for name in ("tokenizer.json", "tokenizer.model") if (file / name).is_file()), file)
+    file = tokenizer_file(recipe["file"] if given is None else given)
     if not file.is_file():
         raise ValueError(f"{folder} was prepared with {recipe['file']}, and {file} isn't there; give it in --tokenizer")
     digest = sha256(file)
     if digest != recipe["sha256"]:
         raise ValueError(
-            f"{folder} was prepared with {recipe['file']} (sha256 {recipe['sha256'][:12]}), and {file} is another "
-            f"(sha256 {digest[:12]}); give the right one in --tokenizer"
+            f"{folder} was prepared with {recipe['file']} ({short(recipe['sha256'])}), and {file} is another "
+            f"({short(digest)}); give the right one in --tokenizer"
         )
     return str(file)

@@ -12,7 +12,7 @@ from hsap.data.batch import MicroBatch, build_micro_batch
 from hsap.data.document import NO_TARGET
 from hsap.data.packing import Pack, StepPacks
 from hsap.data.store import DocumentStore
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import one_line
 
 OPEN, CLOSE = "⟦", "⟧"
@@ -25,6 +25,9 @@ _CONTEXT = 16
 """Tokens before a run that it is decoded with: some tokenizers write a space, or a character, over two tokens."""
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069‹›⟦⟧]")
 """What a terminal would act on, and the signs that only we may write."""
+_STYLES = r"(?:\x1b\[\d*m|[⟦⟧])*"
+_LIKE_HEADS = re.compile(rf"^({_STYLES})([=\-.])(?=\2\2 .* \2{{3}}{_STYLES}[^\S\n]*$)", re.MULTILINE)
+"""A line of a document that looks like one of `_head`, whatever stands before and behind it; its first character."""
 
 
 def step_lines(store: DocumentStore, tokenizer: Tokenizer, step: StepPacks, packs: int, colour: bool) -> Iterator[str]:
@@ -101,7 +104,8 @@ def marked(parts: Iterator[tuple[str, bool, bool]], colour: bool) -> str:
             text.append(OPEN if trained else CLOSE)
             inside = trained
         text.append(shown)
-    return "".join([*text, CLOSE if inside else ""])
+    whole = "".join([*text, CLOSE if inside else ""])
+    return _LIKE_HEADS.sub(lambda found: f"{found[1]}\\x{ord(found[2]):02x}", whole)
 
 
 def shown_text(text: str) -> str:

@@ -41,6 +41,8 @@ PACKING = {
 """How documents become packs."""
 SEED = 1234
 """train.seed where nobody sets it."""
+PACKS_PER_STEP = 2
+"""train.packs_per_step where nobody sets it."""
 CACHE = "outputs/prepared"
 """data.cache where nobody sets it."""
 

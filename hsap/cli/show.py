@@ -16,7 +16,7 @@ def show(plan: Plan, figures: dict, rank: int | None, colour: bool = False) -> N
 
     colour: colour the grids even where stdout is no terminal or NO_COLOR is set.
     """
-    colour = colour or (sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    colour = colour or takes_colour()
     print(_summary(figures))
     print("\nhome rank of each shard: " + _row(plan.shards.home.tolist()))
     for mask, (masks, layers) in enumerate(plan.problem.masks):
@@ -26,6 +26,11 @@ def show(plan: Plan, figures: dict, rank: int | None, colour: bool = False) -> N
         for direction, name in enumerate(DIRECTIONS):
             for r in range(plan.num_ranks) if rank is None else (rank,):
                 print(f"\n{name}\n" + "\n".join(stream_lines(plan, mask, direction, r)))
+
+
+def takes_colour() -> bool:
+    """Say whether stdout is a terminal whose user wants colours (NO_COLOR isn't set)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _grids(plan: Plan, mask: int, colour: bool) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hsap import clusters
-from hsap.cli import datasets
+from hsap.cli import datasets, settings
 from hsap.cli.exit import OK
 from hsap.cli.problem import CLUSTERS, named, read_batches
 from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole
@@ -42,7 +42,9 @@ def add_to(commands) -> None:
         "--global-batch-tokens", type=int, metavar="N", help="of an optimizer step (default 4Mi, at least one pack)"
     )
     command.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16, fp32 on CPUs")
-    command.add_argument("--seed", type=int, default=1234, metavar="S", help="of the packs, train.seed (default 1234)")
+    command.add_argument(
+        "--seed", type=int, default=settings.SEED, metavar="S", help=f"train.seed, of packs (default {settings.SEED})"
+    )
     command.add_argument("--planners", metavar="A,B,…", help="planners to try (default: the fast ones)")
     command.add_argument("--top", type=int, default=10, metavar="K", help="rows of the table (default 10)")
     command.add_argument("-o", "--out", metavar="NAME", help="write the best as configs/experiment/NAME.yaml")
@@ -137,7 +139,7 @@ def read_model(name: str):
     if not isinstance(values, dict):
         raise Refused(f"--model {name}: {path} holds {shown(values)}; give a model's fields, a line each")
     if values.get("vocab_size") is None:
-        from hsap.data.tokenise import load_tokenizer
+        from hsap.data.tokenizer import load_tokenizer
 
         tokenizer = PROJECT / "datasets" / "demo" / "tokenizer.json"
         _needs(tokenizer, f"--model {name}", "takes its vocabulary from it", "choose another model")

@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from hsap.data.chat.conversation import Conversation, SharedQuestion
 
 NO_TARGET = -100
 """The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
 
 
-class Rejected(ValueError):
-    """One document that can't be trained on; the rest of its data set can.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one speaker said.
 
-    where: "path:line". reason: a few words that say the kind of fault and nothing of this document, to count by. The
-    message has both, and what this document's fault is.
+    role: system, user, assistant or tool. weight: of its loss, 0 or 1; None where the data doesn't say. reasoning: what
+    an assistant thought before the content. tool_calls: {"name", "arguments"} each, with "id" where there is one. name,
+    call_id: of a tool's answer.
     """
 
-    def __init__(self, where: str, reason: str, detail: str = "") -> None:
-        super().__init__(f"{where}: {reason}{f' ({detail})' if detail else ''}")
-        self.where = where
-        self.reason = reason
+    role: str
+    content: str
+    weight: float | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[dict, ...] = ()
+    name: str | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns in order, and the tools that were offered: JSON schemas of functions, as chat templates take them.
+
+    unread: fields of its row that say something else than the turns do.
+    """
+
+    turns: tuple[Turn, ...]
+    tools: tuple[dict, ...] = ()
+    unread: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedQuestion:
+    """A question, which is all turns before the answer, and several answers to it, the best first.
+
+    answers: for each its turns, of which the first is the assistant's. unread: as in `Conversation`.
+    """
+
+    question: tuple[Turn, ...]
+    answers: tuple[tuple[Turn, ...], ...]
+    tools: tuple[dict, ...] = ()
+    unread: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def conversations(self) -> tuple[Conversation, ...]:
+        """The question with each of its answers."""
+        return tuple(Conversation(self.question + answer, self.tools) for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

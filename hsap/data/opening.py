@@ -15,7 +15,7 @@ from hsap.data.config import DataConfig
 from hsap.data.fields import Fields
 from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
-from hsap.data.tokenise import Tokenizer, load_tokenizer
+from hsap.data.tokenizer import Tokenizer, load_tokenizer
 
 
 def open_data(data: DataConfig, path: str | Sequence[str] | Mapping[str, float], seed: int = 0) -> DataSet:

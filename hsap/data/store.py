@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hsap.data.chat.template import Template
-from hsap.data.document import Document, Rejected, Sample
-from hsap.data.tokenise import Tokenizer, tokenise
-
-if TYPE_CHECKING:
-    from hsap.data.prepared.reader import Column
+from hsap.data.column import Column
+from hsap.data.document import Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,30 +80,3 @@ class DocumentStore:
             counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(first) for first, _ in given)])
             answers = (np.cumsum(counts), np.concatenate([rows for _, rows in given]))
         return cls(tokens, starts, ids, trained, answers)
-
-
-def tokenise_documents(
-    source: Iterable[Document],
-    tokenizer: Tokenizer,
-    template: Callable[[], Template | None] | None = None,
-    reject: Callable[[str, str], None] | None = None,
-) -> DocumentStore:
-    """Tokenise every document of a source.
-
-    template: gives what turns chats into text; called for the first chat, so that data without any needs none that is
-    sound. reject: told the place and the reason of every document that `Rejected` is raised for, which is left out;
-    without it the first one ends the walk. Errors (ValueError): what the source refuses; a token id outside the
-    vocabulary, with the document's file:line.
-    """
-    chat_template = functools.cache(template or (lambda: None))
-
-    def walk() -> Iterator[Sample]:
-        for document in source:
-            try:
-                yield tokenise(document, tokenizer, chat_template() if document.chat is not None else None)
-            except Rejected as error:
-                if reject is None:
-                    raise
-                reject(error.where, error.reason)
-
-    return DocumentStore.from_samples(walk())

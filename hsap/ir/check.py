@@ -101,6 +101,13 @@ def instance(name: str, value: Any, kind: type, example: str) -> Any:
     return value
 
 
+def fields(name: str, value: Any, names: Iterable[str]) -> dict:
+    """Give an object of JSON that has these fields and no others; ValueError."""
+    if set(instance(name, value, dict, "an object")) != set(names):
+        raise Refused(f"{name} has the fields {shown(sorted(value))}; it must have {', '.join(names)}")
+    return value
+
+
 def one_of(what: str, value: Any, known: Iterable[str], ones: str = "ones") -> str:
     """Give a name that is known; ValueError lists those that are."""
     if not isinstance(value, str) or value not in known:

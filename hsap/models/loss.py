@@ -20,9 +20,9 @@ def token_loss_sum(
     """Sum of the cross-entropies of all rows that have a target, differentiable in hidden states and weight.
 
     hidden: [T, hidden_dim]; weight: [vocab, hidden_dim]; targets: int [T], -100 has no loss. Returns a float32 scalar
-    (float64 for float64). Logits exist for chunk_tokens rows and chunk_vocab words (None: all) at a time, briefly twice:
-    raw and normalised. T may be 0, and there may be no target: 0 with zero gradients, and both inputs stay in the
-    graph. The caller divides by the number of targets of all ranks. From forward to backward the weight's gradient is
+    (float64 for float64). Logits exist for chunk_tokens rows and chunk_vocab words (None: all) at a time, briefly
+    twice: raw and normalised. T may be 0, and there may be no target: 0 with zero gradients, and both inputs stay in
+    the graph. The caller divides by the number of targets of all ranks. From forward to backward both gradients are
     held in float32 or wider.
     """
     _check_rows(hidden_TC, targets_T)

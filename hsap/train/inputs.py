@@ -17,8 +17,8 @@ from hsap.data.opening import marker_notice, open_data, open_template, open_toke
 from hsap.data.packing import count_long
 from hsap.data.read import read_store
 from hsap.data.store import DocumentStore
-from hsap.data.tokenise import Tokenizer
-from hsap.files import sha256
+from hsap.data.tokenizer import Tokenizer
+from hsap.files import sha256, short
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks
@@ -138,7 +138,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     template = index.recipe["chat_template"]
     identity = {
         **_settings(config, model, tokenizer),
-        "data.chat_template": None if template is None else f"sha256 {template['sha256'][:12]}",
+        "data.chat_template": None if template is None else short(template["sha256"]),
         "data.path": index.content,
     }
     told = {setting: one.left_out.told() for setting, (_, one) in read.items()}
@@ -210,7 +210,7 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
     """Settings that a run keeps to its end, by name: JSON values, as a checkpoint gives them back."""
     # By what they hold and do: a file may move, and null is what it stands for.
     settings = {
-        "data.tokenizer": f"sha256 {sha256(tokenizer.name)[:12]}",
+        "data.tokenizer": short(sha256(tokenizer.name)),
         "data.bos": tokenizer.bos,
         "data.eos": tokenizer.eos,
         "data.add_bos": bool(tokenizer.prefix),

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from hsap.ir.check import printable
 from hsap.keys import unknown
+from hsap.launched import Place
 from hsap.train import flags
 from hsap.train.config import KEYS, TrainConfig, train_config
 from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
@@ -51,9 +52,11 @@ def main(config_dir: Path) -> None:
     config_dir: absolute path of the Hydra configuration.
     """
     arguments = rewrite(sys.argv[1:])
-    rank = int(os.environ.get("RANK", 0))
+    rank = 0
     try:
-        if wants_multirun(arguments) and _leaves_sweep_to_another():
+        place = Place.of(os.environ)
+        rank = place.rank
+        if wants_multirun(arguments) and _leaves_sweep_to_another(place):
             return
         task = _compose(config_dir, arguments)
         if task.values is None:
@@ -144,16 +147,14 @@ def _no_file(config_dir: Path, arguments: list[str]) -> str:
     )
 
 
-def _leaves_sweep_to_another() -> bool:
+def _leaves_sweep_to_another(place: Place) -> bool:
     """Tell whether another rank runs the sweep: jobs of a sweep start their own ranks, so one process is enough."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", world_size)))
-    if world_size != local:
+    if place.world_size != place.local_world_size:
         raise ValueError(
-            f"--multirun starts the ranks of its jobs on one machine, but was itself started as {world_size} ranks "
-            f"over several; start it with plain python on one node, or start each topology by itself."
+            f"--multirun starts the ranks of its jobs on one machine, but was itself started as {place.world_size} "
+            f"ranks over several; start it with plain python on one node, or start each topology by itself."
         )
-    return os.environ.get("RANK", "0") != "0"
+    return place.rank != 0
 
 
 def _end_sweep(jobs: list[Job]) -> None:

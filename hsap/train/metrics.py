@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from hsap.steps import METRICS
+
 
 class MetricsLog:
     """Written by rank 0 only. Steps beyond `resumed_step` (a checkpoint's, 0 for a new run) are cut off first.
@@ -19,7 +21,7 @@ class MetricsLog:
     """
 
     def __init__(self, out: Path, num_steps: int, resumed_step: int, tensorboard: bool, log_every: int) -> None:
-        self.path = out / "metrics.jsonl"
+        self.path = out / METRICS
         with _written(self.path):
             out.mkdir(parents=True, exist_ok=True)
             truncate(self.path, resumed_step)

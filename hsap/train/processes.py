@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from hsap.ir.problem import Topology
+from hsap.launched import Place
 from hsap.train import flags
 from hsap.train.stopping import SIGNALS
 
@@ -74,19 +75,16 @@ class Leave:
 
 
 def look_around(environment: Mapping[str, str]) -> Surroundings:
-    """Read the launcher's variables and count accelerators."""
+    """Read the launcher's variables and count accelerators; ValueError: variables that are no numbers."""
     import torch
 
-    def number(name: str, default: int) -> int:
-        return int(environment.get(name, default))
-
-    world_size = number("WORLD_SIZE", 1)
+    place = Place.of(environment)
     accelerators = torch.cuda.device_count()
-    by_deepspeed = "CROSS_SIZE" in environment and world_size > 1
+    by_deepspeed = "CROSS_SIZE" in environment and place.world_size > 1
     return Surroundings(
-        rank=number("RANK", 0),
-        world_size=world_size,
-        local_world_size=number("LOCAL_WORLD_SIZE", number("LOCAL_SIZE", world_size)),
+        rank=place.rank,
+        world_size=place.world_size,
+        local_world_size=place.local_world_size,
         accelerators=accelerators,
         untold_ranks=(accelerators or _numa_nodes()) if by_deepspeed else 0,
         started=environment.get(flags.STARTED) == "1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hsap.steps import METRICS, read_steps
 from hsap.train import flags
 from hsap.train.processes import without_launcher
 
@@ -34,7 +34,7 @@ def run_job(topology: str, planner: str, arguments: Sequence[str], out: Path) ->
     done = subprocess.run([sys.executable, os.path.abspath(sys.argv[0]), *arguments], env=environment, check=False)
     # A process ended by a signal has a negative code here; a shell's spelling keeps it between 1 and 255.
     code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-    steps = read_metrics(out / "metrics.jsonl")
+    steps = [*read_steps(out / METRICS)]
 
     def values(key: str) -> list[float]:
         return [step[key] for step in steps if isinstance(step.get(key), (int, float))]
@@ -48,19 +48,6 @@ def run_job(topology: str, planner: str, arguments: Sequence[str], out: Path) ->
         tokens_per_s=statistics.median(rates) if rates else None,
         exit_code=code,
     )
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """Read one JSON object a step; none where the file is missing. A last line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    steps = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            steps.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return steps
 
 
 def table(jobs: Sequence[Job]) -> str:

@@ -50,7 +50,7 @@ class Job:
     seq_len: int
     packs_per_step: int
     dtype: str = "bf16"
-    seed: int = 1234
+    seed: int = 0
 
     def __post_init__(self) -> None:
         whole("seq_len", self.seq_len)

@@ -19,6 +19,7 @@ import numpy as np
 
 from hsap.children import asks_to_end_with_us, ended_on_sigterm
 from hsap.ir.check import Refused
+from hsap.steps import METRICS, read_steps
 from hsap.tune.experiment import chosen, overrides, spelled
 from hsap.tune.found import Row
 from hsap.tune.job import Job
@@ -71,9 +72,7 @@ def measure(
             return Measured(None, f"took more than {limit_s:g} s")
         if code:
             return Measured(None, _complaint((Path(out) / "said").read_text(encoding="utf-8", errors="replace")))
-        written = Path(out) / "run" / "metrics.jsonl"
-        lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
-        rates = [json.loads(line)["tokens_per_s"] for line in lines]
+        rates = [step["tokens_per_s"] for step in read_steps(Path(out) / "run" / METRICS)]
         if not rates:
             return Measured(None, "it wrote no metrics where it was told to; leave out the override that moves them")
         return Measured(statistics.median(rates[1:] or rates))

@@ -36,6 +36,7 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Op, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.sim.clock import Times
+from hsap.steps import METRICS, read_steps
 from hsap.verify import verify
 from hsap.view.course import Course
 
@@ -212,15 +213,8 @@ def _fill(programs: Programs, start, end, comm_start, comm_end) -> None:
 
 def _plan_wait_s(folder: Path, step: int) -> float | None:
     """What the run's metrics say of the step's waiting for plans."""
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return None
-    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            figures = json.loads(text) if text.strip() else {}
-        except (ValueError, RecursionError):
-            continue  # the line that a crash cut off
-        if isinstance(figures, dict) and figures.get("step") == step:
+    for figures in read_steps(folder / METRICS):
+        if figures.get("step") == step:
             found = figures.get("plan_wait_s")
             return float(found) if isinstance(found, int | float) and 0 <= found <= _LATEST_S else None
     return None

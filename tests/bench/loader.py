@@ -26,8 +26,9 @@ from hsap.data import sources
 from hsap.data.batch import build_micro_batch
 from hsap.data.loader import StepLoader
 from hsap.data.packing import Packing, PackStream, StepPacks
-from hsap.data.store import DocumentStore, tokenise_documents
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.store import DocumentStore
+from hsap.data.tokenise import tokenise_documents
+from hsap.data.tokenizer import load_tokenizer
 from hsap.train.planning import PlanExchange, PlannedSteps
 from hsap.train.pool import PlanPool
 from hsap.train.recipe import PlanningSetup, Shape

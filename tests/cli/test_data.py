@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from hsap.cli import main, settings
 from hsap.cli.lengths import histogram, percentiles
 from hsap.cli.packs import marked, runs
 from hsap.data import prepared
 from hsap.data.config import OF_PACKS, READING, DataConfig, data_config
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = str(ROOT / "datasets/demo/tokenizer.json")
@@ -45,6 +46,8 @@ def test_flags_are_the_data_settings():
     # A new setting has to be told to the lists by which data are prepared, packed and resumed.
     assert sorted(names) == sorted([*READING, *OF_PACKS, *others])
     assert data_config({"path": "a", "tokenizer": TOKENIZER}).cache == settings.CACHE
+    train = yaml.safe_load((ROOT / "configs/train/demo.yaml").read_text())
+    assert (train["seed"], train["packs_per_step"]) == (settings.SEED, settings.PACKS_PER_STEP)
 
 
 def test_prepare_tells_lengths_and_what_it_left_out(capsys, chats, tmp_path):
@@ -211,6 +214,34 @@ def test_runs_are_the_text_however_it_is_cut(seed):
 def test_text_can_t_write_our_signs():
     parts = [("a‹<|im_end|>› ⟦b⟧", False, False), ("<|im_end|>", True, True)]
     assert marked(iter(parts), False) == r"a\u2039<|im_end|>\u203a \u27e6b\u27e7⟦‹<|im_end|>›⟧"
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_text_can_t_write_our_borders(colour):
+    heads = [
+        "--- 2. b.jsonl:7: 5 tokens, 4 trained ---",
+        "=== step 2, pack 1 of 2: 5 of 9 tokens ===",
+        "... answer 1 ...",
+    ]
+    others = [
+        "---",
+        "--- a",
+        "... and so on",
+        "==== a ====",
+        "  --- a ---",
+        "-- a --",
+        "--- a ===",
+        "a --- b ---",
+        "...",
+    ]
+    parts = [
+        ("\n".join(heads[:2]) + "\n", True, False),
+        (heads[2] + " \n", False, False),
+        *((f"{other}\n", False, False) for other in others),
+    ]
+    lines = [re.sub("\x1b\\[\\d*m|[⟦⟧]", "", line) for line in marked(iter(parts), colour).split("\n")]
+    escaped = [f"\\x{ord(head[0]):02x}{head[1:]}" for head in heads]
+    assert lines == [*escaped[:2], f"{escaped[2]} ", *others, ""]
 
 
 def test_lengths_are_counted():

@@ -10,8 +10,8 @@ import pytest
 from hsap.data import sources
 from hsap.data.loader import StepLoader, eval_batches
 from hsap.data.packing import Packing
-from hsap.data.store import tokenise_documents
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.tokenise import tokenise_documents
+from hsap.data.tokenizer import load_tokenizer
 
 DATASETS = Path(__file__).parents[2] / "datasets"
 DEMO = DATASETS / "demo"

@@ -9,8 +9,8 @@ import pytest
 
 from hsap.data import sources
 from hsap.data.chat.rows import ChatFields, chat_of
-from hsap.data.document import Rejected
 from hsap.data.fields import CHAT_BESIDE, Fields, Row, documents_of
+from hsap.data.rejected import Rejected
 from hsap.data.sources.mixture import Mixture
 
 

@@ -23,7 +23,9 @@ from hsap.data.config import data_config
 from hsap.data.opening import open_data, open_template, open_tokenizer
 from hsap.data.packing import Packing, epoch_packs
 from hsap.data.prepared.index import read_signed, signed
-from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.sources import Tally
+from hsap.data.store import DocumentStore
+from hsap.data.tokenise import tokenise_documents
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "datasets" / "demo"
@@ -74,8 +76,14 @@ def made(tmp_path_factory):
 
 def in_memory(data):
     source, tokenizer = open_data(data, data.path), open_tokenizer(data)
-    store = tokenise_documents(source, tokenizer, lambda: open_template(data, tokenizer), reject=source.reject)
-    return store, source.tally
+    refused = Tally()
+
+    def reject(where, reason):
+        if not source.again:
+            refused.reject(where, reason)
+
+    store = tokenise_documents(source, tokenizer, lambda: open_template(data, tokenizer), reject)
+    return store, Tally.of([source.tally, refused])
 
 
 def same(store: DocumentStore, expected: DocumentStore) -> None:
@@ -243,6 +251,19 @@ def test_a_finished_folder_is_not_read_again_and_not_overwritten(rows, tmp_path)
         prepared.prepare(rows, tmp_path)
 
 
+def test_a_seed_is_held_to_where_it_orders_something(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("hsap.data.prepared.making.BLOCK_DOCUMENTS", 16)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after(patch, 1)
+        prepared.prepare(rows, tmp_path / "out", seed=1, shard_tokens=400)
+    index = prepared.prepare(rows, tmp_path / "out", seed=2, shard_tokens=400)
+    assert prepared.prepare(rows, tmp_path / "out", seed=3, shard_tokens=400).content == index.content
+    mixed = data_config({"path": {rows.path: 1.0}, "tokenizer": rows.tokenizer, "chat_template": "chatml"})
+    prepared.prepare(mixed, tmp_path / "mixed", seed=1)
+    with pytest.raises(ValueError, match=r"train.seed was 1, now 2; run the command that made it"):
+        prepared.prepare(mixed, tmp_path / "mixed", seed=2)
+
+
 def stop_after(monkeypatch, shards):
     """Let `prepare` fail when it has written so many shards."""
     from hsap.data.prepared.shards import Growing
@@ -365,6 +386,15 @@ def test_tokens_and_ids_of_a_stranger_are_judged_when_they_are_used(made, tmp_pa
         store.ids[0]
     with pytest.raises(ValueError, match=r"00000.ids: the id of document 2 lies outside it"):
         store.ids[2]
+
+
+@pytest.mark.parametrize("name", ["tokens", "trained", "ids", "id_starts"])
+def test_a_file_that_changed_since_it_was_opened_is_refused_when_it_is_mapped(made, tmp_path, name):
+    shutil.copytree(made[0], tmp_path / "out")
+    store = prepared.open_store(tmp_path / "out")
+    os.truncate(tmp_path / f"out/00000.{name}", 2)
+    with pytest.raises(ValueError, match=rf"00000.{name} had \d+ bytes when the data were opened, and has 2 now; put"):
+        store.ids[0] if "id" in name else (store.tokens if name == "tokens" else store.trained)[0:1]
 
 
 def column(name, field, value):

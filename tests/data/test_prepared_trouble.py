@@ -140,7 +140,8 @@ def test_a_terminal_without_these_characters_is_no_fault(data, monkeypatch):
 COMMAND = (
     # What a shell starts in the background ignores SIGINT, and so would this.
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from hsap.cli import main;"
-    "from hsap.data.prepared import making; making.prepare.__defaults__ = (*making.prepare.__defaults__[:3], 900);"
+    "from hsap.data.prepared import making; usual = making.prepare.__defaults__;"
+    "making.prepare.__defaults__ = tuple(900 if one == making.SHARD_TOKENS else one for one in usual);"
     "making.BLOCK_DOCUMENTS = 8;"
     "sys.exit(main(sys.argv[1:]))"
 )

@@ -12,8 +12,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 from hsap.data import sources
 from hsap.data.document import Document
-from hsap.data.store import tokenise_documents
-from hsap.data.tokenise import check_token_ids, load_tokenizer, tokenise
+from hsap.data.tokenise import check_token_ids, tokenise, tokenise_documents
+from hsap.data.tokenizer import load_tokenizer
 
 DEMO = Path(__file__).parents[2] / "datasets" / "demo"
 TEXT = "Call me Ishmael. Some years ago — never mind how long precisely —\n\tnaïve 象形 🐋 </s> <s>"

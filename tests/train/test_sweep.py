@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from hsap.train.sweep import Job, exit_code, read_metrics, table
+from hsap.steps import read_steps
+from hsap.train.sweep import Job, exit_code, table
 
 
 def test_the_table_shows_every_job_and_what_is_unknown():
@@ -22,6 +23,8 @@ def test_the_first_failure_is_the_exit_code(codes, told):
 
 def test_metrics_survive_a_missing_file_and_a_line_cut_off(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert read_metrics(path) == []
+    assert [*read_steps(path)] == []
     path.write_text(json.dumps({"step": 1, "loss": None}) + "\n" + '{"step": 2, "lo')
-    assert read_metrics(path) == [{"step": 1, "loss": None}]
+    assert [*read_steps(path)] == [{"step": 1, "loss": None}]
+    path.write_bytes(b'{"step": 1}\n{"st\xff\n\n[2]\n' + b"[" * 100_000 + b'\n{"step": 3}\n')
+    assert [*read_steps(path)] == [{"step": 1}, {"step": 3}]

@@ -7,12 +7,13 @@ a chat with a turn missing teaches the model to answer what it wasn't asked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hsap.data.document import Rejected
+from hsap.data.document import Turn
+from hsap.data.json_decoder import TWICE, JsonDecoder
+from hsap.data.rejected import Rejected
 
 ROLES = {
     "system": ("system", "developer"),
@@ -45,54 +46,6 @@ SURROGATE = "half of a surrogate pair, which is no text"
 _CALL_PARTS = ("tool_call", "tool_calls", "function_call")
 _MEDIA = tuple(f"{name}{end}" for name in ("image", "audio", "video") for end in ("", "s", "_url", "_urls", "_path"))
 _PART_MEDIA = (*_MEDIA, "input_image", "input_audio", "input_file", "file", "document")
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one speaker said.
-
-    role: a key of `ROLES`. weight: of its loss, 0 or 1; None where the data doesn't say. reasoning: what an assistant
-    thought before the content. tool_calls: {"name", "arguments"} each, with "id" where there is one. name, call_id: of
-    a tool's answer.
-    """
-
-    role: str
-    content: str
-    weight: float | None = None
-    reasoning: str | None = None
-    tool_calls: tuple[dict, ...] = ()
-    name: str | None = None
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Turns in order, and the tools that were offered: JSON schemas of functions, as chat templates take them.
-
-    unread: fields of its row that say something else than the turns do.
-    """
-
-    turns: tuple[Turn, ...]
-    tools: tuple[dict, ...] = ()
-    unread: tuple[str, ...] = field(default=(), compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedQuestion:
-    """A question, which is all turns before the answer, and several answers to it, the best first.
-
-    answers: for each its turns, of which the first is the assistant's. unread: as in `Conversation`.
-    """
-
-    question: tuple[Turn, ...]
-    answers: tuple[tuple[Turn, ...], ...]
-    tools: tuple[dict, ...] = ()
-    unread: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def conversations(self) -> tuple[Conversation, ...]:
-        """The question with each of its answers."""
-        return tuple(Conversation(self.question + answer, self.tools) for answer in self.answers)
 
 
 def read_turns(given: object, where: str) -> tuple[Turn, ...]:
@@ -262,10 +215,14 @@ def parsed(value: object, what: str, where: str) -> Any:
     """Read a value that may be JSON in a string."""
     if not isinstance(value, str):
         return value
+    decoder = JsonDecoder()
     try:
-        return json.loads(value)
+        read = decoder.decode(value)
     except (ValueError, RecursionError):
         raise Rejected(where, f"{what} that are no JSON") from None
+    if decoder.twice is not None:
+        raise Rejected(where, TWICE, decoder.twice)
+    return read
 
 
 def read_calls(given: object, where: str) -> tuple[dict, ...]:

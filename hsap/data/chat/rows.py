@@ -17,20 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hsap.data.chat.conversation import (
-    Conversation,
-    SharedQuestion,
-    Turn,
-    in_order,
-    is_empty,
-    read_tools,
-    read_turn,
-    read_turns,
-    refuse_media,
-    same,
-)
+from hsap.data.chat.conversation import in_order, is_empty, read_tools, read_turn, read_turns, refuse_media, same
 from hsap.data.chat.tree import is_tree, read_tree
-from hsap.data.document import Rejected
+from hsap.data.document import Conversation, SharedQuestion, Turn
+from hsap.data.rejected import Rejected
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hsap.data.chat.encoded import Encoded
-from hsap.data.document import Rejected, Sample
+from hsap.data.document import Sample
+from hsap.data.rejected import Rejected
 
 
 def sample(id: str, encoded: Sequence[Encoded], turn: int, where: str) -> Sample:

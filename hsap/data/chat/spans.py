@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hsap.data.chat.conversation import Conversation, Turn
 from hsap.data.chat.marks import CLOSE, NOBODY, OPEN, Marks, alternation
 from hsap.data.chat.render import Refusal, Renderer
-from hsap.data.tokenise import ControlToken
+from hsap.data.document import Conversation, Turn
+from hsap.data.tokenizer import ControlToken
 
 UNSTABLE = "the chat template renders a turn otherwise once others follow it"
 

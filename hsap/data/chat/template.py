@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from hsap.data.chat import shared_question
-from hsap.data.chat.conversation import SURROGATE, Conversation, SharedQuestion, Turn
+from hsap.data.chat.conversation import SURROGATE
 from hsap.data.chat.encoded import Encoded
 from hsap.data.chat.render import Refusal, Renderer
 from hsap.data.chat.spans import Control, Controls, Rendered, Span, render
-from hsap.data.document import Rejected, Sample
-from hsap.data.tokenise import Tokenizer
+from hsap.data.document import Conversation, Sample, SharedQuestion, Turn
+from hsap.data.rejected import Rejected
+from hsap.data.tokenizer import Tokenizer
 
 SHIPPED = ("chatml", "llama2", "mistral")
 LOSSES = ("assistant", "last_assistant", "weighted", "all")

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hsap.data.chat.conversation import Turn, in_order, read_turn
-from hsap.data.document import Rejected
+from hsap.data.chat.conversation import in_order, read_turn
+from hsap.data.document import Turn
+from hsap.data.rejected import Rejected
 
 _REPLIES = ("replies", "children")
 _ID_FIELDS = ("message_id", "id")

@@ -38,8 +38,10 @@ The index is one JSON object:
 What is checked when. Opening compares the index with its own checksum, every field with what it can be, and the size of
 every file with the index; it reads starts and answers and checks that they are in order. It doesn't read tokens: of a
 terabyte that would take an hour at each start of each rank. A token's id is compared with the vocabulary when it is
-used, an id's place when it is asked for. All checksums are compared by `check` (`hsap data FOLDER --check`), which
-`prepare` ends with. Files are named by number, so that no index can lead out of its folder.
+used, an id's place when it is asked for, and a file's size once more when it is mapped, at its first use. (What shrinks
+a mapped file ends the process by SIGBUS, as it ends whoever maps files: replace them whole, don't write into them.) All
+checksums are compared by `check` (`hsap data FOLDER --check`), which `prepare` ends with. Files are named by number, so
+that no index can lead out of its folder.
 
 While it is written the folder has `unfinished.json` instead of the index (what is being prepared from what), and
 NNNNN.json for each shard that is whole and on the disk. After a crash, whatever its moment, the same command goes on

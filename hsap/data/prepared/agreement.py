@@ -8,7 +8,7 @@ from pathlib import Path
 from hsap.data.config import OF_ROWS, DataConfig, data_config
 from hsap.data.prepared.index import read_index
 from hsap.data.prepared.recipe import recipe_differs
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import Refused, shown
 
 _WAYS = ("answers", "trees")

@@ -28,8 +28,6 @@ from hsap.data.prepared.index import INDEX
 from hsap.data.prepared.making import SHARD_TOKENS, prepare, work_of
 from hsap.data.prepared.progress import Progress
 from hsap.data.prepared.shards import is_named
-from hsap.data.sources.mixture import Mixture
-from hsap.data.sources.several import DataSet, Several
 from hsap.ir.check import Refused
 
 WORKER_BYTES = 1 << 21
@@ -94,20 +92,16 @@ def _place(data: DataConfig, path: Named, seed: int) -> tuple[Path | None, int, 
     if data.cache is None:
         return None, seed, {}
     source = open_data(data, path, seed)
-    if not all(isinstance(file, Path) for part in _parts(source) for file in part.files):
+    if not all(isinstance(file, Path) for part in source.parts for file in part.files):
         return None, seed, {}
     # Only a mixture has an order to choose: another seed must not prepare other data anew.
     seed = seed if isinstance(path, Mapping) else 0
     work = work_of(replace(data, path=path), seed, source, open_tokenizer(data), SHARD_TOKENS)
-    places = [str(Path(part.path).resolve()) for part in _parts(source)]
+    places = [str(Path(part.path).resolve()) for part in source.parts]
     decides = json.dumps([work, places, _code()], sort_keys=True)
     # Sorted keys would hide in which order a mixture names its data sets.
     digest = hashlib.sha256(f"{decides}{json.dumps(path)}".encode("utf-8", "surrogateescape"))
     return Path(data.cache) / digest.hexdigest()[:16], seed, work
-
-
-def _parts(source: DataSet) -> Sequence:
-    return [*source.sources.values()] if isinstance(source, Mixture | Several) else [source]
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import numpy as np
 from hsap.data.prepared.recipe import recipe_of_json
 from hsap.data.sources import Rejection, Tally
 from hsap.data.sources.detect import PREPARED
-from hsap.ir.check import Refused, instance, one_of, shown, whole
+from hsap.files import short
+from hsap.ir.check import Refused, fields, instance, one_of, shown, whole
 
 INDEX = PREPARED
 FORMAT, VERSION = "hsap prepared documents", 2
@@ -58,7 +59,7 @@ class Shard:
     @classmethod
     def of_json(cls, value: object, where: str, token_dtype: str) -> Shard:
         """Read a shard's entry; ValueError for one that no writer can have written."""
-        _keys(where, value, ("documents", "tokens", "trained", "read", "chats", "columns"))
+        fields(where, value, ("documents", "tokens", "trained", "read", "chats", "columns"))
         counts = [whole(f"{where}.{name}", value[name], 0, MAX_COUNT) for name in ("documents", "tokens", "read")]
         documents, tokens, read = counts
         trained = whole(f"{where}.trained", value["trained"], 0, tokens)
@@ -66,7 +67,7 @@ class Shard:
         columns = _mapping(f"{where}.columns", value["columns"])
         for name, file in columns.items():
             one_of(f"{where}.columns: there is no column", name, COLUMNS, "columns")
-            _keys(f"{where}.columns.{name}", file, ("bytes", "sha256"))
+            fields(f"{where}.columns.{name}", file, ("bytes", "sha256"))
             whole(f"{where}.columns.{name}.bytes", file["bytes"], 0, MAX_COUNT)
             _digest(f"{where}.columns.{name}.sha256", file["sha256"])
         missing = [name for name in NEEDED if name not in columns]
@@ -131,7 +132,7 @@ class Index:
             if name not in _NAMES
         ]
         digest = hashlib.sha256(_canonical([self.token_dtype, columns]))
-        return f"{self.documents} documents, {self.tokens} tokens, sha256 {digest.hexdigest()[:12]}"
+        return f"{self.documents} documents, {self.tokens} tokens, {short(digest.hexdigest())}"
 
     def to_json(self) -> dict:
         """Give the JSON object, its checksum included."""
@@ -214,7 +215,7 @@ def tally_json(tally: Tally) -> dict:
 
 def tally_of_json(value: object, where: str) -> Tally:
     """Read what was left out; ValueError for what isn't so."""
-    _keys(where, value, ("counts", "notes", "examples"))
+    fields(where, value, ("counts", "notes", "examples"))
     tally = Tally()
     for name, counts in (("counts", tally.counts), ("notes", tally.notes)):
         for reason, count in _mapping(f"{where}.{name}", value[name]).items():
@@ -228,7 +229,7 @@ def tally_of_json(value: object, where: str) -> Tally:
 
 
 def _index(values: dict) -> Index:
-    _keys("the object", values, _FIELDS)
+    fields("the object", values, _FIELDS)
     if values["format"] != FORMAT or values["version"] != VERSION:
         raise Refused(
             f"it is {shown(values['format'])} of version {shown(values['version'])}, not {FORMAT!r} {VERSION}"
@@ -261,11 +262,6 @@ def _refuse_constant(name: str) -> None:
 
 def _mapping(where: str, value: object) -> dict:
     return instance(where, value, dict, "an object")
-
-
-def _keys(where: str, value: object, names: Iterable[str]) -> None:
-    if set(_mapping(where, value)) != set(names):
-        raise Refused(f"{where} has the fields {shown(sorted(value))}; it must have {', '.join(names)}")
 
 
 def _digest(where: str, value: object) -> None:

@@ -21,11 +21,10 @@ from hsap.data.prepared.shards import Growing, begun, clear, publish, same_work
 from hsap.data.prepared.workers import tokenised
 from hsap.data.sources import Tally
 from hsap.data.sources.extent import fingerprint
-from hsap.data.sources.mixture import Mixture
-from hsap.data.sources.several import DataSet, Several
+from hsap.data.sources.several import DataSet
 from hsap.data.sources.source import EXAMPLES
 from hsap.data.store import DocumentStore
-from hsap.data.tokenise import Tokenizer
+from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import Refused, whole
 
 SHARD_TOKENS = 1 << 25
@@ -137,7 +136,7 @@ def work_of(data: DataConfig, seed: int, source: DataSet, tokenizer: Tokenizer, 
 
 def _apart(source: DataSet, out: Path) -> None:
     """Refuse a folder inside a source tree, of which it would become a part."""
-    for part in source.sources.values() if isinstance(source, Mixture | Several) else (source,):
+    for part in source.parts:
         if part.format in ("source_tree", "source_trees", "mds", "text") and out.resolve().is_relative_to(
             Path(part.path).resolve()
         ):
@@ -158,7 +157,7 @@ def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[
         if number < skip:
             continue
         block.append(document)
-        first.append(not getattr(source, "again", False))
+        first.append(not source.again)
         characters += _characters(document)
         if characters >= BLOCK_CHARACTERS or len(block) >= BLOCK_DOCUMENTS:
             counted.append(first)

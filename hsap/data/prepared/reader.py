@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.data.column import Column
 from hsap.data.prepared.index import Index, Shard, check_file, column_file, read_index
 from hsap.data.sources.tokens import mapped
 from hsap.data.store import DocumentStore
@@ -43,43 +44,17 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
     return DocumentStore(
         tokens=Column(tokens, np.int32, _token_reader(folder, index)),
         starts=starts,
-        ids=_Ids(folder, documents),
+        ids=_Ids(folder, index.shards, documents),
         trained=Column(tokens, bool, _trained_reader(folder, index.shards)) if trained else None,
         answers=_answers(folder, index, starts),
     )
 
 
-class Column:
-    """A column that lies in one file a shard, given as arrays by slices; nothing else of it is in memory.
-
-    borders: the first row of each shard, and the end. read: gives rows [start, stop) of a shard.
-    """
-
-    def __init__(self, borders: Sequence[int], dtype: type, read: Callable[[int, int, int], np.ndarray]) -> None:
-        self._borders, self._read = borders, read
-        self._nothing = np.zeros(0, dtype)
-
-    def __len__(self) -> int:
-        return self._borders[-1]
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = rows.indices(len(self))
-        parts = []
-        # Of shards without rows, which share a border, the last one is found.
-        shard = bisect_right(self._borders, start) - 1
-        while start < stop:
-            first, end = self._borders[shard], min(stop, self._borders[shard + 1])
-            if start < end:
-                parts.append(self._read(shard, start - first, end - first))
-            start, shard = end, shard + 1
-        return parts[0] if len(parts) == 1 else np.concatenate([self._nothing, *parts])
-
-
 class _Ids(Sequence):
     """Ids of documents, decoded one by one when they are asked for."""
 
-    def __init__(self, folder: Path, borders: list[int]) -> None:
-        self._folder, self._borders = folder, borders
+    def __init__(self, folder: Path, shards: Sequence[Shard], borders: list[int]) -> None:
+        self._folder, self._shards, self._borders = folder, shards, borders
         self._maps = functools.lru_cache(_MAX_MAPS)(self._map)
 
     def __len__(self) -> int:
@@ -100,13 +75,19 @@ class _Ids(Sequence):
             raise Refused(f"{file}: the id of document {document} isn't UTF-8 ({error}); {_AGAIN}") from error
 
     def _map(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        return tuple(_mapped(self._folder, shard, *column) for column in (("id_starts", "<u8"), ("ids", "u1")))
+        columns = (("id_starts", "<u8"), ("ids", "u1"))
+        return tuple(_mapped(self._folder, self._shards, shard, *column) for column in columns)
 
 
-def _mapped(folder: Path, shard: int, column: str, dtype: str | np.dtype) -> np.ndarray:
+def _mapped(folder: Path, shards: Sequence[Shard], shard: int, column: str, dtype: str | np.dtype) -> np.ndarray:
     """Map a file, which has been there: maps are made when they are first needed, hours later perhaps."""
     file = column_file(folder, shard, column)
     try:
+        if (found := file.stat().st_size) != (was := shards[shard].columns[column].bytes):
+            raise Refused(
+                f"{file} had {was} bytes when the data were opened, and has {found} now; put it back as it was, and go "
+                f"on from the newest checkpoint (resume=true), wherever the folder now lies"
+            )
         return mapped(file, np.dtype(dtype))
     except OSError as error:
         raise Refused(
@@ -133,7 +114,7 @@ def _token_reader(folder: Path, index: Index) -> Callable[[int, int, int], np.nd
 
     @functools.lru_cache(_MAX_MAPS)
     def tokens_of(shard: int) -> np.ndarray:
-        return _mapped(folder, shard, "tokens", dtype)
+        return _mapped(folder, index.shards, shard, "tokens", dtype)
 
     def read(shard: int, start: int, stop: int) -> np.ndarray:
         tokens = tokens_of(shard)[start:stop]
@@ -156,7 +137,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int, file: Path, first: int) ->
 def _trained_reader(folder: Path, shards: Sequence[Shard]) -> Callable[[int, int, int], np.ndarray]:
     @functools.lru_cache(_MAX_MAPS)
     def bits_of(shard: int) -> np.ndarray:
-        return _mapped(folder, shard, "trained", "u1")
+        return _mapped(folder, shards, shard, "trained", "u1")
 
     def read(shard: int, start: int, stop: int) -> np.ndarray:
         if "trained" not in shards[shard].columns:

@@ -11,8 +11,8 @@ from hsap import files
 from hsap.data.chat.template import Template
 from hsap.data.config import DataConfig
 from hsap.data.opening import open_template
-from hsap.data.tokenise import Tokenizer
-from hsap.ir.check import Refused, instance, one_line, shown, whole, wholes
+from hsap.data.tokenizer import Tokenizer
+from hsap.ir.check import Refused, fields, instance, one_line, shown, whole, wholes
 
 _TOKENIZER = ("file", "sha256", "vocab_size", "before", "after", "bos", "eos")
 
@@ -49,18 +49,17 @@ def recipe_differs(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer) -> l
     was, now = recipe["tokenizer"], tokenizer_recipe(tokenizer)
     differs = []
     if was["sha256"] != now["sha256"]:
-        files = [f"{one_line(one['file'])} ({_shown(one['sha256'])})" for one in (was, now)]
-        differs.append(f"data.tokenizer was {files[0]}, now {files[1]}")
+        told = [f"{one_line(one['file'])} ({files.short(one['sha256'])})" for one in (was, now)]
+        differs.append(f"data.tokenizer was {told[0]}, now {told[1]}")
     else:
         names = {"before": "BOS (data.add_bos, data.bos)", "after": "EOS (data.add_eos, data.eos)"}
         differs += [f"{told} was {was[key]}, now {now[key]}" for key, told in names.items() if was[key] != now[key]]
     if recipe["chat_template"] is not None:
         mine = template_recipe(open_template(data, tokenizer))
         if mine is not None and mine["sha256"] != recipe["chat_template"]["sha256"]:
-            templates = [
-                f"{one_line(one['name'])} ({_shown(one['sha256'])})" for one in (recipe["chat_template"], mine)
-            ]
-            differs.append(f"the text of data.chat_template was that of {templates[0]}, now {templates[1]}")
+            both = (recipe["chat_template"], mine)
+            told = [f"{one_line(one['name'])} ({files.short(one['sha256'])})" for one in both]
+            differs.append(f"the text of data.chat_template was that of {told[0]}, now {told[1]}")
         if data.loss != recipe["loss"]:
             differs.append(f"data.loss was {shown(recipe['loss'])}, now {data.loss}")
     return differs
@@ -68,9 +67,9 @@ def recipe_differs(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer) -> l
 
 def recipe_of_json(value: object, max_vocab_size: int) -> dict:
     """Check a recipe from an index; ValueError where it isn't one."""
-    _keys("recipe", value, ("tokenizer", "chat_template", "loss"))
+    fields("recipe", value, ("tokenizer", "chat_template", "loss"))
     tokenizer = value["tokenizer"]
-    _keys("recipe.tokenizer", tokenizer, _TOKENIZER)
+    fields("recipe.tokenizer", tokenizer, _TOKENIZER)
     whole("recipe.tokenizer.vocab_size", tokenizer["vocab_size"], 0, max_vocab_size)
     for name in ("before", "after"):
         wholes(f"recipe.tokenizer.{name}", instance(f"recipe.tokenizer.{name}", tokenizer[name], list, "a list"), 0)
@@ -80,19 +79,10 @@ def recipe_of_json(value: object, max_vocab_size: int) -> dict:
         instance(f"recipe.tokenizer.{name}", tokenizer[name], str | None, "a piece or null")
     template = value["chat_template"]
     if template is not None:
-        _keys("recipe.chat_template", template, ("name", "sha256"))
+        fields("recipe.chat_template", template, ("name", "sha256"))
         for name in ("name", "sha256"):
             instance(f"recipe.chat_template.{name}", template[name], str, "text")
         instance("recipe.loss", value["loss"], str, "a loss of chats")
     elif value["loss"] is not None:
         raise Refused(f"recipe.loss is {shown(value['loss'])} without a chat template")
     return value
-
-
-def _keys(where: str, value: object, names: tuple[str, ...]) -> None:
-    if set(instance(where, value, dict, "an object")) != set(names):
-        raise Refused(f"{where} has the fields {shown(sorted(value))}; it must have {', '.join(names)}")
-
-
-def _shown(digest: str) -> str:
-    return f"sha256 {digest[:12]}"

@@ -93,10 +93,16 @@ def is_named(file: IO, path: Path) -> bool:
 
 
 def same_work(folder: Path, was: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """Refuse to go on with a folder that was begun from something else, or otherwise; ValueError says what differs."""
+    """Refuse to go on with a folder that was begun from something else, or otherwise; ValueError says what differs.
+
+    A seed differs only where there is an order to choose, which is in a mixture.
+    """
     was, now = (dict(_flat(json.loads(json.dumps(values)))) for values in (was, now))
+    without_order = () if isinstance(now.get("data.path"), dict) else ("train.seed",)
     differs = [
-        f"{name} was {shown(was.get(name))}, now {shown(one)}" for name, one in now.items() if was.get(name) != one
+        f"{name} was {shown(was.get(name))}, now {shown(one)}"
+        for name, one in now.items()
+        if was.get(name) != one and name not in without_order
     ]
     if differs:
         raise Refused(

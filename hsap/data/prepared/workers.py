@@ -22,7 +22,8 @@ from hsap.data.config import DataConfig
 from hsap.data.document import Document
 from hsap.data.opening import open_template, open_tokenizer
 from hsap.data.prefetch import Prefetch
-from hsap.data.store import DocumentStore, tokenise_documents
+from hsap.data.store import DocumentStore
+from hsap.data.tokenise import tokenise_documents
 from hsap.ir.check import Refused
 
 _AHEAD = 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hsap.data.fields import Fields
 from hsap.data.sources import hf
-from hsap.data.sources.detect import FORMATS, READERS, find
+from hsap.data.sources.detect import FORMATS, READERS, find, unread
 from hsap.data.sources.source import Reading, Rejection, Source, Tally
 from hsap.data.sources.tokens import DTYPES
 from hsap.ir.check import one_of, whole
@@ -55,4 +55,6 @@ def open(
     path = Path(path)
     format, files = find(path, format)
     root = path if path.is_dir() else None
-    return Source(path, format, files, READERS[format], Reading(fields, token_dtype, end_id, begin_id, root), shard)
+    beside = () if root is None else unread(root, format, files)
+    reading = Reading(fields, token_dtype, end_id, begin_id, root)
+    return Source(path, format, files, READERS[format], reading, shard, beside)

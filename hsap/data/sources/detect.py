@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from hsap.data.sources import columns, flat, jsonl, mds, megatron, text
@@ -53,6 +55,8 @@ _MAGICS = (
     (megatron.LEGACY_MAGIC, "megatron"),
     (flat.NPY_MAGIC, "npy"),
 )
+_NO_DATA = (".", "_", "cache-")
+"""How names of hidden files begin, and of what table formats and `datasets` keep beside their data."""
 _SETTING = f"set data.format to one of {', '.join(FORMATS)}"
 
 
@@ -74,6 +78,21 @@ def find(path: Path, format: str | None = None) -> tuple[str, list[Path]]:
             return "megatron", [index]
         there = "is no regular file" if path.exists() else "doesn't exist"
     raise ValueError(f"data set {path} {there}; set data.path (or data.eval_path) to a file or a directory")
+
+
+def unread(folder: Path, format: str, files: Sequence[Path]) -> list[Path]:
+    """List data that lie in folders beside the files of this folder that are read: a file of each such folder."""
+    if format not in SUFFIXES or any(file.parent != folder for file in files):
+        return []
+    bare = (".json",) if all(file.name.lower().endswith(".json") for file in files) else ()
+    suffixes = (*(suffix for of_format in SUFFIXES.values() for suffix in of_format), *bare)
+    found = []
+    for below in _folders(folder):
+        # What nobody may list, as a disk's lost+found, isn't known to be data.
+        with suppress(OSError):
+            deeper = (file for file in _below(below, suffixes, "index.json") if not file.name.startswith(_NO_DATA))
+            found += [] if below.name.startswith(_NO_DATA) else islice(deeper, 1)
+    return found
 
 
 def _file(path: Path, format: str | None) -> tuple[str, list[Path]]:
@@ -209,11 +228,11 @@ def _files_as(folder: Path, format: str) -> list[Path]:
 
 
 def _listed(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """List the files of a folder by name. Hidden ones, and what `datasets` caches beside its data, aren't data."""
+    """List the files of a folder by name, but those that aren't data (`_NO_DATA`)."""
     return sorted(
         file
         for file in folder.iterdir()
-        if file.name.lower().endswith(suffixes) and not file.name.startswith((".", "_", "cache-")) and _is_file(file)
+        if file.name.lower().endswith(suffixes) and not file.name.startswith(_NO_DATA) and _is_file(file)
     )
 
 

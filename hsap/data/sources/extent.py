@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hsap.data.sources.mixture import Mixture
-from hsap.data.sources.several import DataSet, Several
+from hsap.data.sources.several import DataSet
 from hsap.data.sources.text import LEFT_OUT
 
 _BESIDE = {"megatron": (".bin",), "datatrove": (".index", ".loss")}
@@ -25,15 +24,11 @@ def fingerprint(source: DataSet) -> dict:
 
 
 def _stated(source: DataSet) -> Iterator[tuple[str, int, int]]:
-    if isinstance(source, Mixture | Several):
-        for part in source.sources.values():
-            yield from _stated(part)
-        return
-    for file in source.files:
+    for format, file in ((part.format, file) for part in source.parts for file in part.files):
         if not isinstance(file, Path):  # an object of Hugging Face's library
             yield str(getattr(file, "_fingerprint", "")), len(file) if hasattr(file, "__len__") else 0, 0
             continue
-        for path, name in _files(file, source.format):
+        for path, name in _files(file, format):
             # Of a tree links are left out, and may lead nowhere.
             found = path.stat() if path.exists() else path.lstat()
             yield name, found.st_size, found.st_mtime_ns

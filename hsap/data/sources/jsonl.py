@@ -9,33 +9,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hsap.data.fields import Row
+from hsap.data.json_decoder import TWICE, JsonDecoder
 from hsap.data.sources.source import MAX_DOCUMENT_BYTES, Reading, Tally, Turns
 from hsap.data.sources.stream import UTF8_MARK, opened, told_at
 
 _BLOCK_CHARACTERS = 1 << 16
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _LONGEST_ESCAPE = 16
-_DECODER = json.JSONDecoder()
 
 
 def read_json(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Iterator[Row]:
     """Walk a file of JSON lines, or of one array of objects, as its first character says."""
     with told_at(lambda: f"{file}:1"), opened(file) as stream:
         head = stream.read(_BLOCK_CHARACTERS).removeprefix(UTF8_MARK).lstrip()
-    yield from (_read_array if head[:1] == b"[" else _read_lines)(file, turns)
+    decoder = JsonDecoder()
+    for row in (_read_array if head[:1] == b"[" else _read_lines)(file, turns, decoder):
+        if decoder.twice is None:
+            yield row
+        else:
+            tally.reject(row.where, TWICE)
 
 
-def _read_lines(file: Path, turns: Turns) -> Iterator[Row]:
+def _read_lines(file: Path, turns: Turns, decoder: JsonDecoder) -> Iterator[Row]:
     """Blank lines are skipped; other readers' lines are counted, not parsed."""
     for number, line in _lines(file):
         if turns.take():
             where = f"{file}:{number}"
-            yield Row(_object(_decoded(line, where), where), where, f"{file.name}:{number}")
+            yield Row(_object(_decoded(line, where), where, decoder), where, f"{file.name}:{number}")
 
 
-def _read_array(file: Path, turns: Turns) -> Iterator[Row]:
+def _read_array(file: Path, turns: Turns, decoder: JsonDecoder) -> Iterator[Row]:
     """Nothing is in memory but a block and the object that it ends in."""
-    for number, (line, value) in enumerate(_items(file)):
+    for number, (line, value) in enumerate(_items(file, decoder)):
         if turns.take():
             where = f"{file}:{line} (item {number})"
             yield Row(_of_object(value, where, "item"), where, f"{file.name}:{number}")
@@ -67,9 +72,9 @@ def _decoded(line: bytes, where: str) -> str:
         ) from error
 
 
-def _object(text: str, where: str) -> dict:
+def _object(text: str, where: str, decoder: JsonDecoder) -> dict:
     try:
-        value = json.loads(text)
+        value = decoder.decode(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not valid JSON ({error}); repair or remove the line") from error
     return _of_object(value, where, "line")
@@ -131,7 +136,7 @@ class _Window:
         return ValueError(f"{self.file}:{line or self.line}: not valid JSON ({what}); repair the file")
 
 
-def _items(file: Path) -> Iterator[tuple[int, object]]:
+def _items(file: Path, decoder: JsonDecoder) -> Iterator[tuple[int, object]]:
     """Walk the items of an array with the lines they begin at."""
     window = None
     with told_at(lambda: f"{file}:{window.line if window else 1}"), opened(file) as stream:
@@ -143,7 +148,7 @@ def _items(file: Path) -> Iterator[tuple[int, object]]:
         while border == ",":
             if not window.next():
                 raise window.refuse("the file ends inside the array")
-            yield window.line, _value(window)
+            yield window.line, _value(window, decoder)
             border = window.take()
         if border != "]":
             raise window.refuse("the file ends inside the array" if not border else f"{border!r} between items")
@@ -151,12 +156,12 @@ def _items(file: Path) -> Iterator[tuple[int, object]]:
             raise window.refuse("something follows the array")
 
 
-def _value(window: _Window) -> object:
+def _value(window: _Window, decoder: JsonDecoder) -> object:
     """Decode the value that begins here, reading on until it is whole: twice as much each time, so in linear time."""
     block = _BLOCK_CHARACTERS
     while True:
         try:
-            value, end = _DECODER.raw_decode(window.text, window.at)
+            value, end = decoder.raw_decode(window.text, window.at)
         except json.JSONDecodeError as error:
             # What is only cut off fails at the end of the text, or within a string that has no end.
             cut = error.msg.startswith("Unterminated") or error.pos > len(window.text) - _LONGEST_ESCAPE

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hsap.data.fields import Row
+from hsap.data.json_decoder import TWICE, JsonDecoder
 from hsap.data.sources.columns import inside
 from hsap.data.sources.source import MAX_DOCUMENT_BYTES, Reading, Tally, Turns
 from hsap.data.sources.stream import opened, told_at
@@ -46,7 +47,7 @@ def read_mds(index: Path, reading: Reading, turns: Turns, tally: Tally) -> Itera
     for number, shard in enumerate(shards):
         mine = turns.among(shard.samples)
         if len(mine):
-            yield from _samples(shard, mine, reading, f"{index.parent.name}/{number}")
+            yield from _samples(shard, mine, reading, tally, f"{index.parent.name}/{number}")
 
 
 def _shards(index: Path) -> list[_Shard]:
@@ -117,7 +118,7 @@ def _content(shard: _Shard) -> np.ndarray:
     return data
 
 
-def _samples(shard: _Shard, indices: range, reading: Reading, name: str) -> Iterator[Row]:
+def _samples(shard: _Shard, indices: range, reading: Reading, tally: Tally, name: str) -> Iterator[Row]:
     data = _content(shard)
     table = 4 * (shard.samples + 2)
     if table > len(data) or int(data[:4].view("<u4")[0]) != shard.samples:
@@ -129,7 +130,12 @@ def _samples(shard: _Shard, indices: range, reading: Reading, name: str) -> Iter
     for index in indices:
         where = f"{shard.path}:sample {index}"
         sample = data[int(offsets[index]) : int(offsets[index + 1])]
-        yield Row(_decode(sample, shard, decoders, where), where, f"{name}:{index}")
+        try:
+            values = _decode(sample, shard, decoders, where)
+        except _Twice:
+            tally.reject(where, TWICE)
+        else:
+            yield Row(values, where, f"{name}:{index}")
 
 
 def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable]:
@@ -179,6 +185,18 @@ def _decode(sample: np.ndarray, shard: _Shard, decoders: dict[str, Callable], wh
     return values
 
 
+class _Twice(Exception):
+    """An object in a column of JSON names a field twice."""
+
+
+def _json(data: bytes) -> object:
+    decoder = JsonDecoder()
+    value = decoder.decode(data.decode("utf-8"))
+    if decoder.twice is not None:
+        raise _Twice
+    return value
+
+
 def _number(dtype: str) -> Callable[[bytes], int | float]:
     def decode(data: bytes) -> int | float:
         (value,) = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
@@ -216,7 +234,7 @@ def _array_decoder(details: str, path: Path) -> Callable[[bytes], np.ndarray]:
 
 _DECODERS: dict[str, Callable] = {
     "str": lambda data: data.decode("utf-8"),
-    "json": json.loads,
+    "json": _json,
     "int": _number("int64"),
     "str_int": lambda data: int(data.decode("utf-8")),
     "str_float": lambda data: float(data.decode("utf-8")),

@@ -71,7 +71,7 @@ class Mixture:
         self.window = whole("window of a mixture", window)
         self.seed = whole("seed of a mixture", seed, 0)
         self.sources = dict(sources)
-        self._rejected, self._parts, self._again = Tally(), [], False
+        self._parts, self._again = [], False
 
     @property
     def again(self) -> bool:
@@ -79,19 +79,18 @@ class Mixture:
         return self._again
 
     @property
+    def parts(self) -> tuple[Source, ...]:
+        """Its sources."""
+        return tuple(self.sources.values())
+
+    @property
     def tally(self) -> Tally:
         """What the last walk gave and left out, over all sources; of restarted ones once, as in their first round."""
         walked = {part.name: part.tally for part in self._parts if part.tally is not None}
-        return Tally.of([self._rejected, *(walked.get(name, one.tally) for name, one in self.sources.items())])
-
-    def reject(self, where: str, reason: str) -> None:
-        """Count the document that was given last and that who took it leaves out."""
-        if not self.again:
-            self._rejected.num_documents -= 1
-            self._rejected.reject(where, reason)
+        return Tally.of(walked.get(name, one.tally) for name, one in self.sources.items())
 
     def __iter__(self) -> Iterator[Document]:
-        self._rejected, self._again = Tally(), False
+        self._again = False
         self._parts = parts = [_Part(name, source, iter(source)) for name, source in self.sources.items()]
         for part in self._order(parts):
             document = self._next(part, parts)

@@ -16,22 +16,22 @@ class Several:
     sources: by name; a document's id is its source's name and its own id. Errors (ValueError): what the sources refuse.
     """
 
+    again = False
+
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.sources = dict(sources)
-        self._rejected = Tally()
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """Its sources."""
+        return tuple(self.sources.values())
 
     @property
     def tally(self) -> Tally:
         """What the last walk gave and left out, over all sources."""
-        return Tally.of([self._rejected, *(source.tally for source in self.sources.values())])
-
-    def reject(self, where: str, reason: str) -> None:
-        """Count a document that was given and that who took it leaves out."""
-        self._rejected.num_documents -= 1
-        self._rejected.reject(where, reason)
+        return Tally.of(source.tally for source in self.parts)
 
     def __iter__(self) -> Iterator[Document]:
-        self._rejected = Tally()
         for name, source in self.sources.items():
             for document in source:
                 yield replace(document, id=f"{name}/{document.id}")

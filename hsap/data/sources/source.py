@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hsap.data.document import Document, Rejected
+from hsap.data.document import Document
 from hsap.data.fields import Fields, Row, documents_of
+from hsap.data.rejected import Rejected
 from hsap.data.sources.stream import told_at
 from hsap.ir.check import printable
 
@@ -15,6 +16,7 @@ MAX_REASONS = 100
 EXAMPLES = 3
 OTHER = "other reasons"
 EMPTY = "no text and no tokens"
+BESIDE = "data in a folder beside the files that are read"
 
 MAX_DOCUMENT_TOKENS = 1 << 28
 """A document is in memory whole; one of more tokens is a file that nobody said where to split."""
@@ -142,31 +144,45 @@ class Source:
     """Documents of files of one format, streamed in the order of the files.
 
     shard: (i, n) is reader i of n; all readers' documents together are the data set, document k reader k mod n's
-    (counted with empty and rejected ones). tally: what the last walk gave and left out.
+    (counted with empty and rejected ones). beside: files of folders beside `files` that look like data and aren't read.
+    tally: what the last walk gave and left out.
 
     Errors (ValueError), in a walk: a file or a row that can't be read, with its place; a data set without documents
     (where there is one reader: of several, one may have none).
     """
 
+    again = False
+    """Whether the document given last had been given before; only a mixture's may."""
+
     def __init__(
-        self, path: object, format: str, files: list[Path], reader: Reader, reading: Reading, shard: tuple[int, int]
+        self,
+        path: object,
+        format: str,
+        files: list[Path],
+        reader: Reader,
+        reading: Reading,
+        shard: tuple[int, int],
+        beside: Sequence[Path] = (),
     ) -> None:
         self.path = path
         self.format = format
         self.files = files
         self.reading = reading
         self.shard = shard
+        self.beside = beside
         self.tally = Tally()
         self._reader = reader
 
-    def reject(self, where: str, reason: str) -> None:
-        """Count a document that was given and that who took it leaves out."""
-        self.tally.num_documents -= 1
-        self.tally.reject(where, reason)
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The sources that it is made of: itself."""
+        return (self,)
 
     def __iter__(self) -> Iterator[Document]:
         tally = self.tally = Tally()
         turns = Turns(self.shard)
+        for file in self.beside if self.shard[0] == 0 else ():
+            tally.reject(str(file), BESIDE)
         for item in self._items(turns, tally):
             for document in self._documents(item, tally):
                 if is_empty(document):

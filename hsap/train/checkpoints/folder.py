@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hsap.files import Written, replace, sha256, sync
-from hsap.ir.check import Refused, instance, one_line, shown, whole
+from hsap.ir.check import Refused, fields, instance, one_line, shown, whole
+from hsap.steps import METRICS
 from hsap.train.config import TrainConfig
 
 LATEST, STATE = "latest", "hsap.json"
@@ -142,7 +143,7 @@ def refuse_used(config: TrainConfig) -> None:
             f"out={config.out} holds the checkpoints of a run ({one_line(_latest(folder(config)))}); set "
             "resume=true to go on with it, or another out=, or remove it"
         )
-    metrics = Path(config.out) / "metrics.jsonl"
+    metrics = Path(config.out) / METRICS
     # An empty one is of a run that never finished a step.
     if metrics.is_file() and metrics.stat().st_size:
         raise ValueError(
@@ -186,8 +187,7 @@ def _check_fields(state: dict) -> None:
     for name, file in state["files"].items():
         if not _FILE.fullmatch(name):
             raise Refused(f"files has {shown(name)}; a rank's is rankR.safetensors")
-        if set(instance(f"files.{name}", file, dict, "an object")) != {"size", "sha256"}:
-            raise Refused(f"files.{name} has the fields {shown(sorted(file))}; it must have size, sha256")
+        fields(f"files.{name}", file, ("size", "sha256"))
         whole(f"files.{name}.size", file["size"], 0)
 
 

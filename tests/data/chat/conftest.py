@@ -2,7 +2,7 @@
 
 import pytest
 
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.tokenizer import load_tokenizer
 from tests.data.chat.told import save_bytes
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hsap.data.chat import markers
 from hsap.data.chat.template import load_template
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.tokenizer import load_tokenizer
 
 
 def test_known_markers_are_no_news(bytes_tokenizer):

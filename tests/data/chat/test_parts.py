@@ -10,7 +10,7 @@ import sentencepiece
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.tokenizer import load_tokenizer
 from tests.data.chat.test_template import BOS, EOS, SOURCES, template_of
 from tests.data.chat.told import conversation, told
 
@@ -89,7 +89,7 @@ def test_sentencepiece_parts_put_no_space_inside_text(tmp_path):
 
 def test_words_that_the_tokenizer_reads_as_eos_are_rejected(tmp_path):
     """A vocabulary in which EOS is a word like any other can't keep it out of text."""
-    from hsap.data.document import Rejected
+    from hsap.data.rejected import Rejected
 
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(["?", "</s>", "a", "b"])}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

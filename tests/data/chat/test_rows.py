@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hsap.data.chat.conversation import SharedQuestion, Turn
 from hsap.data.chat.rows import ChatFields, chat_of
 from hsap.data.chat.template import load_template
-from hsap.data.document import Rejected
-from hsap.data.tokenise import load_tokenizer
+from hsap.data.document import SharedQuestion, Turn
+from hsap.data.rejected import Rejected
+from hsap.data.tokenizer import load_tokenizer
 from tests.data.chat.told import conversation, told
 
 FILES = Path(__file__).parents[1] / "files"
@@ -240,6 +240,8 @@ REJECTED = [
     ({"messages": [*said(u), {"role": "assistant", "tool_calls": {"name": "f", "arguments": "{"}}]},
      "arguments of a function that are no JSON"),
     ({"messages": said(u, a), "tools": "{"}, "tools that are no JSON"),
+    ({"messages": [*said(u), {"role": "assistant", "tool_calls": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}]},
+     "a JSON object that names a field twice"),
     *(({"messages": said(u, a), "tools": tools}, "tools that are no list of objects")
       for tools in (["weather"], True, 5, "true")),
     *(({"messages": said(u, a), "tools": tools}, "a tool without its name")

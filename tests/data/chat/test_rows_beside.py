@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
-from hsap.data.chat.conversation import Turn
 from hsap.data.chat.rows import ChatFields, chat_of
 from hsap.data.chat.template import load_template
-from hsap.data.document import Rejected
+from hsap.data.document import Turn
 from hsap.data.fields import Fields, Row, documents_of
+from hsap.data.rejected import Rejected
 from hsap.data.tokenise import tokenise
 from tests.data.chat.test_rows import TREE, WEATHER, a, read, said, u
 from tests.data.chat.told import conversation

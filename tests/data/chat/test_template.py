@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from hsap.data.chat import template as templates
-from hsap.data.chat.conversation import Conversation, SharedQuestion, Turn
 from hsap.data.chat.render import Renderer
 from hsap.data.chat.template import LOSSES, SHIPPED, Template, load_template
-from hsap.data.document import Document, Rejected
-from hsap.data.tokenise import load_tokenizer, tokenise
+from hsap.data.document import Conversation, Document, SharedQuestion, Turn
+from hsap.data.rejected import Rejected
+from hsap.data.tokenise import tokenise
+from hsap.data.tokenizer import load_tokenizer
 from tests.data.chat.told import conversation, joined, save_bytes, told
 
 SOURCES = {name: (Path(templates.__file__).parent / "templates" / f"{name}.jinja").read_text() for name in SHIPPED}

@@ -3,7 +3,7 @@
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from hsap.data.chat.conversation import Conversation, Turn
+from hsap.data.document import Conversation, Turn
 
 CONTROLS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}

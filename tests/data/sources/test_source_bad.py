@@ -442,6 +442,38 @@ def test_rows_whose_labels_or_masks_do_not_fit_are_left_out_alone(tmp_path):
     assert [one.where.split(":")[-1] for one in source.tally.examples] == ["2", "3", "5", "6"]
 
 
+@pytest.mark.parametrize("twice", [b'{"text": "a", "text": "b"}', b'{"text": "a", "meta": [{"n": 1, "n": 1}]}'])
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_a_row_that_names_a_field_twice_is_left_out(tmp_path, twice, form):
+    good = b'{"text": "c", "meta": [{"n": 1}, {"n": 2}]}'
+    long = b'{"text": "' + b"x" * 100_000 + b'"}'  # decoded anew when more of an array is there
+    content = b"\n".join([twice, good, long, twice]) + b"\n"
+    if form == "array":
+        content = b"[" + content.strip().replace(b"}\n", b"},\n") + b"]"
+    (tmp_path / "d.json").write_bytes(content)
+    source = sources.open(tmp_path / "d.json")
+    assert [document.text[0] for document in source] == ["c", "x"]
+    assert source.tally.counts == {"a JSON object that names a field twice": 2}
+    places = [one.where.removeprefix(f"{tmp_path / 'd.json'}:") for one in source.tally.examples]
+    assert [place.split()[0] for place in places] == ["1", "4"]
+
+
+def test_a_column_of_json_that_names_a_field_twice_is_left_out(tmp_path):
+    columns = [b'"one"', b'{"a": 1, "a": 2}', b'"three"']
+    samples = [struct.pack("<I", len(column)) + column for column in columns]
+    offsets = 20 + np.cumsum([0, *map(len, samples)])
+    shard = struct.pack("<5I", 3, *offsets) + b"".join(samples)
+    entry = {"format": "mds", "compression": None, "zip_data": None, "samples": 3, "column_names": ["text"]}
+    entry |= {"column_encodings": ["json"], "column_sizes": [None], "raw_data": {"basename": "s", "bytes": len(shard)}}
+    (tmp_path / "s").write_bytes(shard)
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))
+    source = sources.open(tmp_path)
+    assert [document.text for document in source] == ["one", "three"]
+    assert [(one.where, one.reason) for one in source.tally.examples] == [
+        (f"{tmp_path / 's'}:sample 1", "a JSON object that names a field twice")
+    ]
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_documents_of_no_tokens_are_counted(tmp_path, name):
     files, num_empty = COUNTED[name]

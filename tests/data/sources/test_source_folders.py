@@ -157,3 +157,35 @@ def test_readers_of_any_number_share_files_of_any_size(tmp_path, form):
             places = []
         assert sorted(place for part in parts for place in part) == sorted(places)
         assert sum(source.tally.num_empty for source in dealt) == whole.tally.num_empty
+
+
+def test_data_in_folders_beside_the_files_are_told(tmp_path):
+    names = ("a.jsonl", "more/deep/b.jsonl", "more/c.jsonl", "shards/index.json", "old/d.parquet")
+    names += ("_delta_log/0.jsonl", ".hidden/e.jsonl", ".git/f.jsonl", "docs/read.md", "tokenizer/tokenizer.json")
+    for name in names:
+        write(tmp_path / name, ROW)
+    for shard, told in (((0, 1), ["more/c.jsonl", "old/d.parquet", "shards/index.json"]), ((1, 2), [])):
+        source = sources.open(tmp_path, shard=shard)
+        list(source)
+        assert [os.path.relpath(one.where, tmp_path) for one in source.tally.examples] == told
+        assert source.tally.counts == ({"data in a folder beside the files that are read": 3} if told else {})
+    # Bare .json files are data where there is nothing else, and deeper then as well.
+    (tmp_path / "a.jsonl").rename(tmp_path / "a.json")
+    source = sources.open(tmp_path, format="json")
+    assert len(list(source)) == 1 and len(source.tally.examples) == 3
+    assert str(tmp_path / "tokenizer/tokenizer.json") in [str(file) for file in source.beside]
+
+
+def test_folders_beside_the_files_that_nobody_may_list_are_no_fault(tmp_path, monkeypatch):
+    write(tmp_path / "a.jsonl", ROW)
+    (tmp_path / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    source = sources.open(tmp_path)
+    assert len(list(source)) == 1 and not source.tally.counts

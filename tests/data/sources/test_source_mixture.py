@@ -69,32 +69,19 @@ def test_stop_ends_with_the_first_source_that_ends(make):
     assert sum(one.startswith("a") for one in ids) == 5 and len(ids) <= 20
 
 
-def test_what_is_left_out_later_is_counted_with_the_rest(make):
-    mixture = make({"a": 4, "b": 4}, {"a": 1, "b": 1}, window=2, exhausted="stop")
-    for source in (mixture, mixture.sources["a"]):
-        documents = list(source)
-        even = [document for document in documents if document.text.endswith("2")]
-        for document in even:
-            source.reject(document.where, "an even number")
-        assert source.tally.counts["an even number"] == len(even) > 0
-        assert source.tally.num_documents == len(documents) - len(even)
-        assert "for an even number (" in source.tally.told()
-
-
-def test_a_document_of_several_rounds_is_left_out_and_counted_once(make, tmp_path):
+def test_what_a_source_of_several_rounds_leaves_out_is_counted_once(make, tmp_path):
     mixture = make({"a": 6, "b": 40}, {"a": 1, "b": 1}, window=4)
     with open(tmp_path / "a.jsonl", "a") as stream:
         stream.write('{"text": ""}\n{"text": "a 12", "tokens": []}\n')
     for _ in range(2):
         rounds = Counter()
         for document in mixture:
+            assert mixture.again == (rounds[document.text] > 0)
             rounds[document.text] += 1
-            if document.text.endswith("2"):
-                mixture.reject(document.where, "a two at the end")
         assert rounds["a 2"] > 3 and rounds["b 2"] == 1, "a is walked several times"
-        assert mixture.tally.counts == {"a two at the end": 2 + 4, "no text and no tokens": 1}
-        assert mixture.tally.num_documents == 7 + 40 - 6
-        assert len(mixture.tally.examples) == 3 + 1
+        assert mixture.tally.counts == {"no text and no tokens": 1}
+        assert mixture.tally.num_documents == 7 + 40
+        assert len(mixture.tally.examples) == 1
 
 
 def test_readers_mix_their_own_documents(make):
