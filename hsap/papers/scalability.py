@@ -17,7 +17,7 @@ from hsap.papers.pricing import Draw, priced
 from hsap.papers.published import published
 from hsap.tune.activations import loss_bytes, saved_bytes, working_bytes
 from hsap.tune.collectives import gather_s
-from hsap.tune.memory import kept_copies, rank_bytes
+from hsap.tune.memory import kept_copies, phases
 from hsap.tune.setting import Setting, reserve_bytes
 from hsap.tune.step import STEP_BYTES, MicroSteps, ends_s, layer_s, step_s
 
@@ -103,12 +103,13 @@ def _split(length: int, topology: Topology, planner: str, cluster: Cluster) -> I
     arena = max(int(trace.peak_bytes.max()) for pair in timeline.traces for trace in pair)
     setting = Setting(dp, topology, planner, 3, MODEL.checkpointing, 1, SEQUENCES // dp)
     forward_s, backward_s = timeline.seconds("forward"), timeline.seconds("backward")
-    items = rank_bytes(MODEL, setting, tokens, arena, reserve_bytes(cluster), kept_copies(MODEL, setting))
+    each = phases(MODEL, setting, tokens, arena, reserve_bytes(cluster), kept_copies(MODEL, setting)).values()
     for again in (False, True):
         micro = MicroSteps.alike((forward_s * (1 + again), backward_s), tokens, dp, setting.accumulation)
         seconds = step_s(MODEL, setting, cluster, micro)
-        dropped = items["attention's saved tensors"] * (1 - 1 / MODEL.num_layers) if again else 0.0
-        yield Way(f"dp {dp}, {topology}{AGAIN * again}", seconds, sum(items.values()) - dropped)
+        dropped = again * (1 - 1 / MODEL.num_layers)
+        needs = max(sum(items.values()) - dropped * items["attention's saved tensors"] for items in each)
+        yield Way(f"dp {dp}, {topology}{AGAIN * again}", seconds, needs)
 
 
 def _megatron(length: int, stages: int, cluster: Cluster) -> Iterator[Way]:

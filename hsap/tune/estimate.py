@@ -70,10 +70,11 @@ def estimate(job: Job, asked: Asked, planner: str | None = None) -> list[Estimat
         tokens, setting = max(each, key=lambda one: one[0], default=(0, None))
         if setting is None:
             continue
+        items = room.even(setting, tokens)
         if tokens and planner is not None:
-            tokens = _planned(job, setting, tokens, planner, fixed=asked.pack_tokens is not None)
+            tokens, items = _planned(job, replace(setting, planner=planner), tokens, asked.pack_tokens is not None)
         if tokens:
-            found.append(Estimate(setting, tokens, room.even(setting, tokens)))
+            found.append(Estimate(setting, tokens, items))
         else:
             least = min((room.even(s, asked.pack_tokens or 1) for s in settings), key=lambda items: sum(items.values()))
             misfits.append((sum(least.values()), str(shape), least))
@@ -96,17 +97,18 @@ def _longest(room: Room, setting: Setting, fixed: int | None) -> int:
     return low
 
 
-def _planned(job: Job, setting: Setting, tokens: int, planner: str, fixed: bool) -> int:
-    """Shorten a pack until a plan of the job's documents fits; 0 where a fixed length doesn't."""
-    shape = Shape(setting.dp, setting.topology, 1)
+def _planned(job: Job, setting: Setting, tokens: int, fixed: bool) -> tuple[int, dict[str, float]]:
+    """Shorten a pack until a plan of the job's documents fits, and give its bytes by item; 0 tokens where a fixed
+    length doesn't."""
+    shape, items = Shape(setting.dp, setting.topology, 1), {}
     while tokens:
         one = replace(job, seq_len=tokens)
-        sampled, room = Attention(one).sampled(shape, planner), Room(one)
-        items = room.planned(shape, planner, sampled.tokens, sampled.arena_bytes)[0]
-        if room.holds(items[replace(setting, planner=planner)]):
-            return tokens
+        sampled, room = Attention(one).sampled(shape, setting.planner), Room(one)
+        items = room.planned(shape, setting.planner, sampled.tokens, sampled.arena_bytes)[0][setting]
+        if room.holds(items):
+            break
         tokens = 0 if fixed else int(tokens * SHORTER)
-    return 0
+    return tokens, items
 
 
 def _nothing(job: Job, room: Room, asked: Asked, misfits: Sequence[tuple[float, str, dict[str, float]]]) -> str:

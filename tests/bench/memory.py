@@ -16,14 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.cli.datasets import draw
 from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
-from hsap.tune.memory import kept_copies, rank_bytes
+from hsap.tune.memory import kept_copies, phases
 from hsap.tune.setting import Setting
 from tests.bench.record import RESULTS, caption, conditions, record
 from tests.pairwise import pairwise
 from tests.parity import REPOSITORY, run_world
 
+PHASES = ("forward", "backward", "update")
 SCRIPT = Path(__file__).with_name("allocations.py")
 BAR = 0.10
 SEED = 5
@@ -78,9 +80,16 @@ class Case:
         return Setting(1, Topology.parse(self.topology), "sap", self.zero_stage, self.checkpointing, 1,
                        self.accumulation, self.dtype)  # fmt: skip
 
-    def predicted(self, tokens: int, arena: int) -> dict[str, float]:
-        """What the model says, by item."""
-        return rank_bytes(self.model, self.setting, tokens, arena, 0.0, kept_copies(self.model, self.setting))
+    @property
+    def name(self) -> str:
+        """Name of the folder of its counts."""
+        own = [f"{key.removeprefix('model.')}={value}" for key, value in self.options]
+        parts = (self.shape, self.topology, f"zero{self.zero_stage}", self.dtype, self.checkpointing, self.pack_tokens)
+        return "-".join(map(str, (*parts, self.accumulation, *own)))
+
+    def predicted(self, tokens: int, arena: int) -> dict[str, dict[str, float]]:
+        """What the model says of each phase, by item."""
+        return phases(self.model, self.setting, tokens, arena, 0.0, kept_copies(self.model, self.setting))
 
 
 def cases(quick: bool) -> list[Case]:
@@ -125,14 +134,65 @@ def drawn(count: int) -> list[Case]:
     return rows
 
 
+LONG_PACKS = {"1x1": (8, 16, 32, 64, 128), "2x1": (8, 32, 128), "2x2": (8, 64, 128), "4x2": (8, 128)}
+"""Lengths in Ki tokens by topology: the shortest and the longest of all, and those of 16 Ki tokens a rank."""
+DATASET = "fineweb"
+LONG = (("data.packing", "concat"), ("model.loss_chunk_tokens", 256))
+
+
+def long_packs(wanted: dict[str, Sequence[int]], keep: Path | None = None) -> list[dict]:
+    """Activations' peak of forward and backward on the fullest rank. wanted: lengths of pack in Ki tokens, by topology.
+
+    The tiny model trains one step on packs filled with documents of a dataset's lengths, the last one cut. Activations
+    are what the peak is above what was there before: state and arena (24 times the fullest rank's q) aren't in it.
+    """
+    found: dict[tuple[int, str], dict] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-memory-") as made:
+        root = keep or Path(made)
+        root.mkdir(parents=True, exist_ok=True)
+        data = write_documents(root, draw(DATASET, 2048 * max(map(max, wanted.values())), SEED))
+        for topology, lengths in wanted.items():
+            mine = [Case("tiny", topology, 1, "fp32", "none", length << 10, 1, LONG) for length in lengths]
+            outs = [root / f"{topology}-{case.pack_tokens}" for case in mine]
+            _train([arguments(case, out, data, steps=1) for case, out in zip(mine, outs)], outs, mine[0].num_ranks)
+            for length, out in zip(lengths, outs):
+                found[length, topology] = _activations(out) | {"pack_tokens": length << 10, "topology": topology}
+    print(
+        f"MiB of activations on the fullest rank, one pack of documents of {DATASET}'s lengths\n{'tokens':<10}"
+        + "".join(f"{topology:>12}" for topology in wanted)
+    )
+    for length in sorted({length for length, _ in found}):
+        cells = [found.get((length, topology)) for topology in wanted]
+        told = [f"{one['activation_bytes'] / 2**20:.1f}" if one else "" for one in cells]
+        print(f"{f'{length}K':<10}" + "".join(f"{cell:>12}" for cell in told))
+    return list(found.values())
+
+
+def _activations(out: Path) -> dict:
+    """Of a run's fullest rank: bytes above what was there before its forward, tokens, and the arena."""
+    ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
+    peaks = [max(rank["phases"][name]["bytes"] for name in PHASES[:2]) - rank["before"] for rank in ranks]
+    return {
+        "activation_bytes": max(peaks),
+        "tokens": max(rank["tokens"] for rank in ranks),
+        "arena_bytes": max(rank["arena"] for rank in ranks),
+    }
+
+
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> None:
     """Print the table and keep the figures."""
     asked = _parser().parse_args(argv)
     found = conditions()
     print(f"memory: {caption(found, threads_per_rank=1)}\n")
+    if asked.long:
+        rows = long_packs(LONG_PACKS, asked.keep)
+        record("memory", {"long": True, "rows": rows}, found, folder)
+        return
     rows = measure(drawn(asked.drawn) if asked.drawn else cases(asked.quick), asked.keep)
     off = [abs(row["predicted_bytes"] / row["counted_bytes"] - 1) for row in rows]
     print(f"\n{len(rows)} rows: off by {np.median(off):.1%} in the median, by {max(off):.1%} at most (bar {BAR:.0%})")
+    off = [abs(b / a - 1) for row in rows for a, b in row["phases"].values()]
+    print(f"forward, backward and update by themselves: {np.median(off):.1%} and {max(off):.1%}")
     record("memory", {"quick": asked.quick, "drawn": asked.drawn, "rows": rows}, found, folder)
 
 
@@ -147,10 +207,17 @@ def measure(wanted: Sequence[Case], keep: Path | None = None) -> list[dict]:
               f"{'model':>10}{'':>7}  at its peak")  # fmt: skip
         for num_ranks in sorted({case.num_ranks for case in wanted}):
             mine = [case for case in wanted if case.num_ranks == num_ranks]
-            outs = [root / f"{num_ranks}-{i}" for i in range(len(mine))]
-            run_world(num_ranks, [arguments(*each, data) for each in zip(mine, outs)], root, SCRIPT)
+            outs = [root / case.name for case in mine]
+            _train([arguments(*each, data) for each in zip(mine, outs)], outs, num_ranks)
             rows += [row(case, out) for case, out in zip(mine, outs)]
     return rows
+
+
+def _train(runs: list[list[str]], outs: list[Path], num_ranks: int) -> None:
+    """Train, in one world, what hasn't been counted yet."""
+    runs = [run for run, out in zip(runs, outs) if not (out / "allocated-0.json").exists()]
+    if runs:
+        run_world(num_ranks, runs, outs[0].parent, SCRIPT)
 
 
 def row(case: Case, out: Path) -> dict:
@@ -158,9 +225,13 @@ def row(case: Case, out: Path) -> dict:
     ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
     told = max(ranks, key=lambda rank: max(phase["bytes"] for phase in rank["phases"].values()))
     phase, most = max(told["phases"].items(), key=lambda item: item[1]["bytes"])
-    items = case.predicted(max(rank["tokens"] for rank in ranks), told["arena"])
+    each = case.predicted(max(rank["tokens"] for rank in ranks), told["arena"])
+    items = max(each.values(), key=lambda items: sum(items.values()))
     counted, predicted = most["bytes"], sum(items.values())
     ratio = predicted / counted - 1
+    sums = {name: sum(items.values()) for name, items in each.items()}
+    between = max(sums[name] for name in sums.keys() - {"loss", "update"})
+    by_phase = dict(zip(PHASES, (sums["loss"], between, sums["update"])))
     largest = max(items, key=items.__getitem__)
     print(f"{case.shape:<6}{case.topology:>9}{case.zero_stage:>5}{case.dtype:>6}{case.checkpointing:>11}"
           f"{case.pack_tokens:>7}{case.accumulation:>4}{counted / 2**20:>10.2f}{predicted / 2**20:>10.2f}{ratio:>7.1%}"
@@ -169,22 +240,23 @@ def row(case: Case, out: Path) -> dict:
         "shape": case.shape, "topology": case.topology, "zero_stage": case.zero_stage, "dtype": case.dtype,
         "checkpointing": case.checkpointing, "pack_tokens": case.pack_tokens, "accumulation": case.accumulation,
         "options": dict(case.options), "counted_bytes": counted, "predicted_bytes": round(predicted), "phase": phase,
+        "phases": {name: (told["phases"][name]["bytes"], round(by_phase[name])) for name in by_phase},
         "counted": most["parts"], "predicted": {key: round(value) for key, value in items.items()},
     }  # fmt: skip
 
 
-def write_documents(folder: Path) -> Path:
-    """Write documents of up to 400 tokens as ids."""
+def write_documents(folder: Path, lengths: Sequence[int] | None = None) -> Path:
+    """Write documents as ids. lengths: in tokens; None: 400 documents of up to 400."""
     random = np.random.default_rng(SEED)
     path = folder / "documents.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for i in range(400):
-            tokens = random.integers(2, 1500, random.integers(40, 400)).tolist()
+        for i, length in enumerate(random.integers(40, 400, 400).tolist() if lengths is None else lengths):
+            tokens = random.integers(2, 1500, length).tolist()
             file.write(json.dumps({"id": str(i), "tokens": tokens}) + "\n")
     return path
 
 
-def arguments(case: Case, out: Path, data: Path) -> list[str]:
+def arguments(case: Case, out: Path, data: Path, steps: int = 2) -> list[str]:
     """What train.py is told."""
     settings = {
         "+topology": case.topology,
@@ -194,7 +266,7 @@ def arguments(case: Case, out: Path, data: Path) -> list[str]:
         "data.cache": data.parent / "cache",
         "data.pack_tokens": case.pack_tokens,
         "train.seed": SEED,
-        "train.steps": 2,
+        "train.steps": steps,
         "train.packs_per_step": case.accumulation,
         "train.tensorboard": "false",
         "engine.device": "cpu",
@@ -215,7 +287,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drawn", type=int, default=0, metavar="N", help="N rows of random shapes and settings instead"
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every rank's counts there")
+    parser.add_argument("--long", action="store_true", help="activations of packs of 8K to 128K tokens on 1 to 8 ranks")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep counts there, and use those that are there")
     return parser
 
 
