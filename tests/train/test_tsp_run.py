@@ -6,10 +6,13 @@ import shutil
 import pytest
 import torch
 
+from hsap.models import ModelConfig, build_model
+from hsap.models.huggingface import save
 from hsap.models.huggingface.tensors import shapes
 from hsap.models.tsp.traffic import weight_traffic
 from hsap.train.checkpoints.export import Exported
 from tests.parity import Case, arguments, compare, run_world, write_data
+from tests.parity.rank import configure
 
 pytestmark = pytest.mark.slow
 NINE = (9, 3)
@@ -51,7 +54,11 @@ def runs(tmp_path_factory):
 
     run_world(1, [told(case, f"alone{i}") for i, case in enumerate(ALONE)], root)
     sharded = [told(case, f"{i}") for i, case in enumerate(SHARDED)]
-    run_world(4, [*sharded, told(BF16, "bf16"), *resumed(False)], root)
+    config = configure(told(SHARDED[0], "folder"), 4)
+    model = ModelConfig.from_mapping({key: value for key, value in config.model.items() if key != "from"})
+    save(build_model(model, config.train.seed), root / "folder")
+    given = told(SHARDED[0], "given", f"model.from={root / 'folder'}")
+    run_world(4, [*sharded, told(BF16, "bf16"), given, *resumed(False)], root)
     run_world(1, resumed(True), root)
     return root
 
@@ -76,6 +83,12 @@ def test_weights_send_what_their_shape_says(runs, index):
     micro_steps = 4 // case.micro_packs  # of all SP groups
     groups = inter * intra // degree
     assert [step["weight_bytes"] for step in steps(runs / f"{index}")] == [groups * micro_steps * micro_step] * STEPS
+
+
+def test_weights_come_from_a_folder_too(runs):
+    """The folder has those that the seed gives: the same run, bit for bit."""
+    wanted, got = ([step["loss"] for step in steps(runs / name)] for name in ("0", "given"))
+    assert got == wanted
 
 
 def test_bf16_is_near(runs):
