@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
     sharded = [told(case, f"{i}") for i, case in enumerate(SHARDED)]
     config = configure(told(SHARDED[0], "folder"), 4)
     model = ModelConfig.from_mapping({key: value for key, value in config.model.items() if key != "from"})
-    save(build_model(model, config.train.seed), root / "folder")
+    save(build_model(model, config.train.seed), root / "folder", max_positions=512)
     given = told(SHARDED[0], "given", f"model.from={root / 'folder'}")
     run_world(4, [*sharded, told(BF16, "bf16"), given, *resumed(False)], root)
     run_world(1, resumed(True), root)

@@ -3,7 +3,9 @@
 DeepSpeed averages gradients over the ranks that hold the same shard, which it takes for its data-parallel group; the
 model has summed those of sharded and of replicated parameters over the other ranks by then. With world / D such ranks
 in place of the whole world, the loss is scaled by their number: see `hsap.train.run`. To DeepSpeed every parameter is
-one of model parallelism, and a copy is one that pipeline stages share, so that norms count each once.
+one of model parallelism, and a copy is one that pipeline stages share, so that norms count each once. Copies get the
+same gradient bit for bit from the model; averaged over three ranks or more, at another place of another buffer, their
+last bits may part. Checkpoints take the first rank's.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from hsap.runtime.weights import WeightTransport
 class Sharding:
     """The groups of a run with weights sharded over `degree` neighbouring ranks. Made collectively over the job.
 
-    The methods are what DeepSpeed asks of an `mpu`.
+    `get_…` are what DeepSpeed asks of an `mpu`.
     """
 
     def __init__(self, degree: int) -> None:
