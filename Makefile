@@ -12,7 +12,7 @@ READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
 .PHONY: help train test test-gpu exhaustive check format golden parity clean
-.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-gpu
+.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ bench-nodes: $(READY)  ## Planners over two to four emulated nodes at 1 Gb/s; ne
 
 bench-train: $(READY)  ## Training tokens/s: padded batches, packing with ring and Ulysses, HSAP (ARGS="--quick").
 	$(RUN) -m tests.bench.train $(ARGS)
+
+bench-tsp: $(READY)  ## Memory of a rank under TSP, SP, ZeRO 3 and TP, and the TSP paper's case (ARGS="--quick").
+	$(RUN) -m tests.bench.tsp $(ARGS)
 
 bench-memory: $(READY)  ## Counted allocations beside the memory model's (ARGS="--drawn 16", "--long").
 	$(RUN) -m tests.bench.memory $(ARGS)

@@ -28,10 +28,10 @@ class Buffers:
     kept_whole: int
 
     @classmethod
-    def of(cls, model: ModelConfig) -> Buffers:
-        """Buffers that fit a model."""
-        largest, layer = model.vocab_size * model.hidden_dim, model.layer_params
-        reduced = min(max(layer, LEAST_REDUCED), model.num_params, MOST_REDUCED)
+    def of(cls, model: ModelConfig, degree: int = 1) -> Buffers:
+        """Buffers that fit a model, of which TSP gives each rank one part of `degree`."""
+        largest, layer = model.vocab_size * model.hidden_dim // degree, model.layer_params // degree
+        reduced = min(max(layer, LEAST_REDUCED), model.num_params // degree, MOST_REDUCED)
         return cls(reduced, layer, 2 * layer + largest, max(model.hidden_dim, model.q_dim))
 
     def settings(self) -> dict[str, int]:

@@ -41,6 +41,7 @@ from hsap.runtime.attention import attention
 from hsap.runtime.executor import Executor, Session
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.upload import sent
 from hsap.train.planning import PlanExchange
 from hsap.train.pool import PlanPool
 from hsap.train.recipe import PlanningSetup, Shape
@@ -87,7 +88,11 @@ class Shard:
                 f"shard: a field has {values.shape[dim]} tokens, the packed batch {whole}; give the whole batch's, "
                 "documents one after the other, the same on every rank of the SP group"
             )
-        return values.index_select(dim, self.rows.to(values.device)).to(self.rows.device)
+        rows = self.rows
+        if rows.device != values.device:
+            # Where they are wanted, and not fetched from the GPU, which would stop the host until it is through.
+            rows = sent(torch.from_numpy(positions(self.plan.rank_spans(self._executor.rank))), values.device)
+        return sent(values.index_select(dim, rows), self.rows.device)
 
     def mask_of(self, layer: int) -> Mask:
         """The attention mask of a layer."""
@@ -273,7 +278,7 @@ class SequenceParallel:
         return plan
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self.device)
+        return sent(torch.from_numpy(values.astype(np.int64)), self.device)
 
 
 def _layer_masks(masks: str | Sequence[Mask | str]) -> tuple[Mask, ...]:

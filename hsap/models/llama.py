@@ -27,8 +27,15 @@ from hsap.models.scaling import RopeScaling
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-class RMSNorm(nn.Module):
+def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32 or wider, rounded once."""
+    wide_TC = x_TC.to(wide_dtype(x_TC.dtype))
+    scale_T1 = torch.rsqrt(wide_TC.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide_TC * scale_T1 * weight_C).to(x_TC.dtype)
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with its weight."""
 
     def __init__(self, dim: int, eps: float, device=None, dtype=None) -> None:
         super().__init__()
@@ -36,9 +43,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
 
     def forward(self, x_TC: Tensor) -> Tensor:
-        wide_TC = x_TC.to(wide_dtype(x_TC.dtype))
-        scale_T1 = torch.rsqrt(wide_TC.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (wide_TC * scale_T1 * self.weight).to(x_TC.dtype)
+        return rms_norm(x_TC, self.weight, self.eps)
 
 
 class SelfAttention(nn.Module):
@@ -253,16 +258,20 @@ def initialise(
     order of modules. Partitioned parameters:
     `gathered=lambda p: deepspeed.zero.GatheredParameters([p], modifier_rank=0)`.
     """
-    residual_std = model.config.init_std / (2 * model.config.num_layers) ** 0.5
     for name, parameter in model.named_parameters():
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         with gathered(parameter):
-            if name.endswith(("norm.weight", "bias")):
-                parameter.fill_(name.endswith("weight"))
-                continue
-            std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else model.config.init_std
-            parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+            parameter.copy_(initial(name, parameter.shape, model.config, seed))
+
+
+def initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Tensor:
+    """What `initialise` makes of a parameter of that name and whole shape, in float32 on the CPU."""
+    if name.endswith(("norm.weight", "bias")):
+        return torch.full(shape, float(name.endswith("weight")))
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    residual_std = config.init_std / (2 * config.num_layers) ** 0.5
+    std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else config.init_std
+    return torch.empty(shape).normal_(0, std, generator=generator)
 
 
 def build_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device=None) -> Llama:

@@ -44,6 +44,23 @@ def make_mesh(topology: Topology, max_ctas: int | None = None) -> Mesh:
     return Mesh(topology, mine, rank % size, rank // size, world // size)
 
 
+def make_shard_groups(degree: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Make the groups that shard weights, `degree` neighbouring ranks each, and those that hold one shard each.
+
+    Gives this process's two: ranks in the order of their shards, and the ranks with its own shard. Collective over the
+    world, whose size must be a multiple of the degree.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    assert world % degree == 0
+    blocks = [list(range(first, first + degree)) for first in range(0, world, degree)]
+    equals = [list(range(index, world, degree)) for index in range(degree)]
+    mine = []
+    for ranks_of in (blocks, equals):
+        made = [(dist.new_group(ranks), ranks) for ranks in ranks_of]
+        mine.append(next(group for group, ranks in made if rank in ranks))
+    return mine[0], mine[1]
+
+
 def nccl_options(max_ctas: int | None = None) -> Any:
     """Options for `dist.new_group` of a communicator that attention has for itself, beside NCCL's other ones.
 

@@ -47,3 +47,10 @@ class Upload:
         if self._host is not None:
             self._there[: self._used].copy_(self._host[: self._used], non_blocking=True)
         self._host, self._there, self._used = None, None, 0
+
+
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Give a tensor on a device, as `tensor.to` does, but from a CPU to a GPU without stopping the host."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)  # back to the host it must wait, or nothing would be there yet

@@ -117,6 +117,8 @@ class TrainConfig:
     verify: bool
     out: str
     resume: bool
+    parallel: str
+    tsp_axis: str
     world_size: int
     dp: int
     accumulation: int
@@ -128,6 +130,13 @@ class TrainConfig:
     @property
     def intra_sp(self) -> int:
         return Topology.parse(self.topology).intra_sp
+
+    @property
+    def tsp_degree(self) -> int:
+        """Neighbouring ranks that share one copy of the weights; 1 without TSP."""
+        if self.parallel == "sp":
+            return 1
+        return self.intra_sp if self.tsp_axis == "intra" else self.inter_sp * self.intra_sp
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,8 @@ class _PlainKeys:
     verify: bool = flag()
     out: str | None = text("a directory", optional=True)
     resume: bool = flag()
+    parallel: str = choice("sp", "tsp")
+    tsp_axis: str = choice("intra", "all")
     deterministic_backward: bool = flag(default=False)
 
 
@@ -189,7 +200,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     groups["engine"] = replace(engine, device=device, backend=backend)
     if groups["data"].workers is None:
         groups["data"] = replace(groups["data"], workers=_WORKERS[device])
-    return TrainConfig(
+    made = TrainConfig(
         **groups,
         packing=groups["data"].as_packing(),
         planner=_planner(_section(values, "planner")),
@@ -203,10 +214,42 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         verify=plain.verify,
         out=out,
         resume=plain.resume,
+        parallel=plain.parallel,
+        tsp_axis=plain.tsp_axis,
         world_size=world_size,
         dp=dp,
         accumulation=_accumulation(groups["train"], dp),
     )
+    if made.parallel == "tsp":
+        _check_tsp(made)
+    return made
+
+
+def _check_tsp(config: TrainConfig) -> None:
+    """Refuse what isn't there beside tensor and sequence parallelism."""
+    engine = config.engine
+    if config.tsp_degree == 1:
+        raise ValueError(
+            f"parallel=tsp with topology={config.topology} and tsp_axis={config.tsp_axis} shards weights over one rank "
+            "only; set tsp_axis=all, a topology with more ranks, or parallel=sp"
+        )
+    if engine.zero_stage > 1:
+        raise ValueError(
+            f"engine.zero_stage={engine.zero_stage} with parallel=tsp: the weights and their gradients are sharded "
+            "already, and only stages 0 and 1 go beside it; set engine.zero_stage=1 or parallel=sp"
+        )
+    if engine.zero_stage == 0 and engine.dtype == "bf16":
+        raise ValueError(
+            "engine.zero_stage=0 with engine.dtype=bf16 and parallel=tsp: DeepSpeed's optimizer for that can't count "
+            "copies of a parameter once in the gradient's norm; set engine.zero_stage=1"
+        )
+    if config.train.pad_rows:
+        raise ValueError("train.pad_rows=true with parallel=tsp isn't there; set train.pad_rows=false or parallel=sp")
+    if config.profile.steps is not None:
+        raise ValueError(
+            "profile.steps with parallel=tsp: timelines of several plans in one layer can't be shown yet; set "
+            "profile.steps=null or parallel=sp"
+        )
 
 
 def _section(values: Mapping[str, object], name: str) -> Mapping[str, object]:

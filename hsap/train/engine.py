@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
@@ -27,20 +27,39 @@ from hsap.models.mlp import SwiGLU
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
+from hsap.train.tsp.sharding import Sharding
 
 
 class Engine:
-    """DeepSpeed's engine and what the loop needs beside it. device: of this rank."""
+    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP."""
 
-    def __init__(self, deepspeed, mesh: Mesh, device: torch.device) -> None:
-        self.deepspeed, self.mesh, self.device = deepspeed, mesh, device
+    def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
+        self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
         self._norm: float | None = None
+        if sharding is not None:
+            # Without ZeRO it would count every copy of a parameter.
+            deepspeed.clip_fp32_gradients = lambda: sharding.clip(
+                deepspeed.module, self._norm, deepspeed.gradient_clipping()
+            )
+
+    @property
+    def num_averaged(self) -> int:
+        """Ranks over which DeepSpeed averages gradients: all, or under TSP those with the same shard."""
+        return dist.get_world_size(None if self.sharding is None else self.sharding.owners)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What this rank has sent of weights and of their gradients under TSP, DeepSpeed's averaging not among it."""
+        return 0 if self.sharding is None else self.sharding.transport.sent_bytes.total()
 
     def backward(self, loss: Tensor) -> None:
         """Backward of one micro-step, and after the last one of a step the optimizer's update."""
         engine = self.deepspeed
         engine.backward(loss)
-        if engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm"):
+        plain = engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm")
+        if plain and self.sharding is not None:
+            self._norm = self.sharding.norm(engine.module)
+        elif plain:
             # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
             # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
             grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
@@ -82,11 +101,16 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     device = (
         torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
     )
-    settings = deepspeed_settings(config, Buffers.of(model_config))
+    buffers = Buffers.of(model_config, config.tsp_degree)
+    settings = deepspeed_settings(config, buffers)
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
     folder = None if config.resume else config.model.get("from")
-    if config.engine.zero_stage == 3:
+    sharding = None
+    if config.parallel == "tsp":
+        sharding = Sharding(config.tsp_degree)
+        model = sharding.model(model_config, config.train.seed, dtype, device, folder)
+    elif config.engine.zero_stage == 3:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
         with deepspeed.zero.Init(config_dict_or_path=settings):
             model = Llama(model_config)
@@ -112,14 +136,15 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps, fused=True
     )
     with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+        deepspeed.utils.groups.mpu = None  # it remembers an earlier engine's
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=sharding)
     optimizer.state.clear()
     # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
-    engine.allreduce_gradients = partial(engine.allreduce_gradients, Buffers.of(model_config).reduced)
-    return Engine(engine, mesh, device)
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
+    return Engine(engine, mesh, device, sharding)
 
 
-def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
+def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
     """Matrices decay, norms and biases don't."""
     vectors = ("norm.weight", "bias")
     matrices = [p for name, p in model.named_parameters() if not name.endswith(vectors)]
@@ -128,7 +153,7 @@ def _weight_groups(model: Llama, optim: OptimConfig) -> list[dict]:
 
 
 def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
-    """DeepSpeed's configuration of a run. No mpu: gradients are averaged over the whole world."""
+    """DeepSpeed's configuration of a run. No mpu but under TSP: gradients are averaged over the whole world."""
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": config.accumulation,

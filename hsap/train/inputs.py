@@ -35,6 +35,7 @@ from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
 from hsap.train.config import TrainConfig
 from hsap.train.recipe import PlanningSetup
+from hsap.train.tsp.planning import Variants
 
 # A template is compared by what it holds, once it is known whether any chat was made text by it.
 _FIXED = (
@@ -88,7 +89,8 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     _check_out(config.out)
     check_options(config.planner.name, dict(config.planner.options))
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
-    planning_setup(config, model, dp_rank=0).compile(Layout.from_lengths([]))
+    for setup in Variants.of(planning_setup(config, model, dp_rank=0), model, config).setups:
+        setup.compile(Layout.from_lengths([]))
     if config.resume:
         check_identity(read_state(config), _settings(config, model, tokenizer))
     else:

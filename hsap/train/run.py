@@ -29,6 +29,7 @@ from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.ranges import Nvtx
+from hsap.runtime.sharded import ShardedAttention
 from hsap.runtime.upload import Upload
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
@@ -42,6 +43,7 @@ from hsap.train.profile import Profile
 from hsap.train.recipe import PlanFigures
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
+from hsap.train.tsp.planning import ShardExchange, ShardPlans, Variants
 
 
 def run(config: TrainConfig, settings: str | None = None) -> None:
@@ -71,13 +73,19 @@ class Trainer:
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
         self.session.ranges = Nvtx() if config.profile.nvtx else None
-        self.attention = PlannedAttention(distinct_masks(inputs.model.layer_masks)[1])
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
+        self.variants = Variants.of(self.setup, inputs.model, config)
+        layer_masks = distinct_masks(inputs.model.layer_masks)[1]
+        if config.parallel == "tsp":
+            self.attention = ShardedAttention(self.session, self.variants.of_shard, layer_masks)
+        else:
+            self.attention = PlannedAttention(layer_masks)
         # Once, for the largest micro-batch there can be (HSAP §3.4): memory then doesn't jitter with the packs.
         self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
-        self.session.arena.reserve(arena_capacity(self.setup.problem, self.capacity.even))
+        self.session.arena.reserve(max(arena_capacity(s.problem, self.capacity.even) for s in self.variants.setups))
         # Before anything is trained: the processes load their code meanwhile.
-        self.pool = PlanPool(self.setup, config.data.workers) if config.data.workers else None
+        workers = config.data.workers
+        self.pools = [PlanPool(setup, workers) if workers else None for setup in self.variants.setups]
         self._eval_plans: list[Plan] | None = None
         self.stop_request = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
@@ -123,8 +131,8 @@ class Trainer:
         finally:
             steps.close()
             loader.close()
-            if self.pool is not None:
-                self.pool.close()
+            for pool in filter(None, self.pools):
+                pool.close()
             if log is not None:
                 log.close()
         if self.stopped_by is not None and dist.get_rank() == 0:
@@ -167,13 +175,17 @@ class Trainer:
             lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
         return lines
 
-    def _exchange(self, use: str) -> PlanExchange:
+    def _exchange(self, use: str) -> PlanExchange | ShardExchange:
         """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""
         store = None
         if self.mesh.topology.num_ranks > 1:
             store = dist.distributed_c10d._get_default_store().clone()
-        name = f"{use}/{self.mesh.dp_rank}"
-        return PlanExchange(store, name, self.mesh.sp_rank, self.mesh.topology.num_ranks, self.setup, self.pool)
+        place = self.mesh.sp_rank, self.mesh.topology.num_ranks
+        exchanges = [
+            PlanExchange(store, f"{use}/{self.mesh.dp_rank}/{variant}", *place, setup, pool)
+            for variant, (setup, pool) in enumerate(zip(self.variants.setups, self.pools))
+        ]
+        return ShardExchange(exchanges, self.variants.of_shard) if self.config.parallel == "tsp" else exchanges[0]
 
     def _step(self, step: PlannedStep, waits: tuple[float, float], profile: Profile) -> dict:
         """One step and the evaluation that is due after it; returns the step's figures."""
@@ -187,13 +199,13 @@ class Trainer:
 
     def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         """One optimizer update; returns the step's figures."""
-        begin = time.perf_counter()
+        begin, sent = time.perf_counter(), self.engine.weight_bytes
         batch, config = step.batch, self.config
         self._agree(step)
         for group in self.engine.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, batch.step, config.train.steps)
-        # Gradients are averaged over the world and divided by accumulation; the loss is a mean over all targets.
-        scale = dist.get_world_size() * config.accumulation / max(batch.global_num_targets, 1)
+        # Gradients are averaged and divided by accumulation; the loss is a mean over all targets.
+        scale = self.engine.num_averaged * config.accumulation / max(batch.global_num_targets, 1)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         for i, (micro, plan) in enumerate(zip(batch.micro_batches, step.plans)):
             if self.session.recorder is not None:
@@ -202,13 +214,17 @@ class Trainer:
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
-        return self._figures(step, local_loss, waits, time.perf_counter() - begin)
+        busy_s = time.perf_counter() - begin
+        return self._figures(step, (local_loss, self.engine.weight_bytes - sent), waits, busy_s)
 
-    def _loss(self, micro: MicroBatch, plan: Plan) -> Tensor:
+    def _loss(self, micro: MicroBatch, plan: Plan | ShardPlans) -> Tensor:
         """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
-        self.attention.load(self.session.load(plan), num_rows)
+        if isinstance(plan, ShardPlans):
+            self.attention.load(plan.plans)
+        else:
+            self.attention.load(self.session.load(plan), num_rows)
         padding, upload = (0, num_rows - len(rows)), Upload(self.engine.device)
         fields = [
             upload.put(np.pad(field[rows], padding, constant_values=value))
@@ -239,12 +255,12 @@ class Trainer:
                 f"has plan digest {digest:06x}, and together they hold {targets} of {expected} target tokens"
             )
 
-    def _figures(self, step: PlannedStep, local_loss: float, waits: tuple[float, float], busy_s: float) -> dict:
-        """Figures of a step over all ranks; times are the slowest rank's."""
+    def _figures(self, step: PlannedStep, local: tuple[float, int], waits: tuple[float, float], busy_s: float) -> dict:
+        """Figures of a step over all ranks; times are the slowest rank's. local: this rank's loss and weight_bytes."""
         batch, promised = step.batch, astuple(step.figures)
         plans = step.plans if self.mesh.sp_rank == 0 else ()  # each SP group's once
         chosen = [sum(plan.planner == name for plan in plans) for name in PLANNERS]
-        sums = torch.tensor([local_loss, *promised, *chosen], dtype=torch.float64, device=self.engine.device)
+        sums = torch.tensor([*local, *promised, *chosen], dtype=torch.float64, device=self.engine.device)
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = sum(waits) + busy_s
         # A signal may have reached only some of the ranks.
@@ -252,7 +268,7 @@ class Trainer:
         highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(sums)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        loss, *totals = sums.tolist()
+        loss, weight_bytes, *totals = sums.tolist()
         if not math.isfinite(loss):
             raise ValueError(
                 f"step {batch.step}: the loss is {loss}; training has diverged. Lower optim.lr, lengthen "
@@ -281,6 +297,7 @@ class Trainer:
             "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),
             "intra_node_bytes": int(figures.intra_node_bytes),
             "inter_node_bytes": int(figures.inter_node_bytes),
+            "weight_bytes": int(weight_bytes),
             "plan_wait_s": plan_wait_s,
             "data_wait_s": data_wait_s,
             "step_s": step_s,

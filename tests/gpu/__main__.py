@@ -21,9 +21,7 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    return int(
-        pytest.main(["-m", "gpu", "-v", "--durations=8", str(TESTS / "gpu"), str(TESTS / "runtime"), *arguments])
-    )
+    return int(pytest.main(["-m", "gpu", "-v", "--durations=8", str(TESTS), *arguments]))
 
 
 if __name__ == "__main__":

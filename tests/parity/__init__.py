@@ -47,6 +47,8 @@ class Case:
     planner: str = "sap"
     dtype: str = "fp32"
     masks: str = "causal"
+    heads: tuple[int, int] = (8, 2)
+    tsp_axis: str | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -57,13 +59,15 @@ class Case:
     def name(self) -> str:
         accumulation = 4 // (self.dp * self.micro_packs)
         return f"dp{self.dp} x {self.topology} {self.planner} zero{self.zero_stage} acc{accumulation}" + (
-            f" {self.masks}" if self.masks != "causal" else ""
+            (f" {self.masks}" if self.masks != "causal" else "")
+            + (f" tsp {self.tsp_axis}" if self.tsp_axis else "")
+            + (" {}/{}".format(*self.heads) if self.heads != (8, 2) else "")
         )
 
     @property
     def base(self) -> Case:
         """The run of one process that this one must equal."""
-        return Case("1x1", zero_stage=0, masks=self.masks)
+        return Case("1x1", zero_stage=0, masks=self.masks, heads=self.heads)
 
 
 CASES = [
@@ -88,6 +92,9 @@ CASES = [
     Case("8x1", zero_stage=3, planner="basp", micro_packs=2),
     Case("4x2", zero_stage=3, planner="nested", micro_packs=2),
     Case("8x1", zero_stage=1, planner="nested", masks="window:24+causal"),
+    Case("8x1", zero_stage=1, planner="zigzag", micro_packs=2, tsp_axis="all"),
+    Case("2x4", zero_stage=0, planner="sap", tsp_axis="intra", heads=(9, 3)),
+    Case("2x2", dp=2, zero_stage=1, planner="zigzag", micro_packs=1, masks="window:24+causal", tsp_axis="all"),
 ]
 
 
@@ -122,8 +129,12 @@ def arguments(case: Case, data: Path, out: Path, steps: int = NUM_STEPS) -> list
         "model.masks": case.masks,
         "optim.warmup_steps": 5,
         **SMALL_MODEL,
+        "model.num_q_heads": case.heads[0],
+        "model.num_kv_heads": case.heads[1],
         "out": out,
     }
+    if case.tsp_axis is not None:
+        settings |= {"parallel": "tsp", "tsp_axis": case.tsp_axis}
     return [f"{key}={value}" for key, value in settings.items()]
 
 

@@ -26,6 +26,7 @@ from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.overrides import rewrite
 from hsap.train.planning import PlanExchange
 from hsap.train.run import Trainer
+from hsap.train.tsp.sharding import Sharding
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -39,7 +40,7 @@ class ProbedTrainer(Trainer):
 
         def step() -> None:
             if engine.is_gradient_accumulation_boundary() and engine.global_steps == 0:
-                grads = {name: full_grad(p) for name, p in engine.module.named_parameters()}
+                grads = {name: whole_grad(p, self.engine.sharding) for name, p in engine.module.named_parameters()}
                 if dist.get_rank() == 0:
                     torch.save(grads, Path(self.config.out) / "gradients.pt")
             update()
@@ -59,6 +60,19 @@ def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
     grad = safe_get_full_grad(parameter)
     grad = parameter.grad if grad is None else grad
     return grad.detach().float().cpu().clone()
+
+
+def whole_grad(parameter: torch.nn.Parameter, sharding: Sharding | None) -> torch.Tensor:
+    """The same of a parameter that may be a part of the model's: put together from all shards. Collective over them."""
+    mine = full_grad(parameter)
+    if sharding is None:
+        return mine
+    parts: list = [None] * sharding.transport.degree
+    dist.all_gather_object(parts, (parameter.part, mine), group=sharding.shards)
+    whole = torch.full(parameter.part.whole, torch.nan)
+    for part, grad in parts:
+        part.take(whole).copy_(grad)
+    return whole
 
 
 def configure(arguments: list[str], world_size: int) -> TrainConfig:

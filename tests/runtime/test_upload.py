@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hsap.runtime.upload import CHUNK_BYTES, Upload
+from hsap.runtime.upload import CHUNK_BYTES, Upload, sent
 from tests.gpu.devices import DEVICES
 
 
@@ -35,3 +35,12 @@ def test_small_tables_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     upload.flush()
     upload.flush()
     assert len(copies) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tensor_is_sent_as_it_is(device: str) -> None:
+    for tensor in (torch.arange(7), torch.randn(3, 4).T, torch.zeros(0, 2), torch.ones(2, dtype=torch.bfloat16)):
+        there = sent(tensor, device)
+        assert there.device.type == device and torch.equal(there.cpu(), tensor)
+        assert sent(there, device) is there
+        assert torch.equal(sent(there, "cpu"), tensor)

@@ -209,6 +209,33 @@ def test_packs_that_do_not_divide_are_told_what_would(packs, micro, topology, fi
     assert fits in str(error.value)
 
 
+def test_weights_are_sharded_over_the_group_or_its_intra_axis():
+    assert build("+topology=4x2").tsp_degree == 1
+    assert build("+topology=4x2", "parallel=tsp").tsp_degree == 8
+    assert build("+topology=4x2", "parallel=tsp", "tsp_axis=intra").tsp_degree == 2
+    assert build("+topology=2x2", "parallel=tsp").tsp_degree == 4, "beside dp"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("+topology=8x1", "tsp_axis=intra"), r"topology=8x1 and tsp_axis=intra shards weights over one rank only"),
+        (("engine.zero_stage=2",), r"engine\.zero_stage=2 with parallel=tsp: .*only stages 0 and 1"),
+        (
+            ("engine.zero_stage=0", "engine.dtype=bf16"),
+            r"engine\.zero_stage=0 with engine\.dtype=bf16 and parallel=tsp",
+        ),
+        (("profile.steps=[1,2]",), r"profile\.steps with parallel=tsp"),
+        (("train.pad_rows=true",), r"train\.pad_rows=true with parallel=tsp"),
+        (("tsp_axis=inter",), r"tsp_axis=inter: expected one of intra, all"),
+        (("parallel=tp",), r"parallel=tp: expected one of sp, tsp"),
+    ],
+)
+def test_what_isn_t_there_beside_tsp_is_refused(overrides, told):
+    with pytest.raises(ValueError, match=told):
+        build("+topology=4x2", "parallel=tsp", *overrides)
+
+
 def test_what_only_gpus_have_is_set_there_alone():
     settings = ("engine.comm_ctas=4", "profile.nvtx=true", "deterministic_backward=true")
     config = build(*settings, device="cuda")

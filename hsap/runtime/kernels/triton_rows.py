@@ -20,6 +20,9 @@ ELEMENTS = 2048
 
 EMPTY = tl.constexpr(float("-inf"))
 
+VARIES = ["num_pairs", "lse_part_row", "lse_part_head"]
+"""What differs from pack to pack. Triton compiles anew for numbers that 16 divides, and for 1; not for these."""
+
 
 def merge(
     o_acc: Tensor,
@@ -88,9 +91,9 @@ def _launch(kernel, size: tuple[int, Tensor], tensors: tuple, strides: tuple[int
     width = triton.next_power_of_2(head_dim)
     pairs = max(ELEMENTS // width, 1)
     given = [like if tensor is None else tensor for tensor in tensors]
-    kernel[(triton.cdiv(num_pairs, pairs),)](
-        *given, num_pairs, num_heads, head_dim, *strides, **flags, PAIRS=pairs, WIDTH=width
-    )
+    sizes = (num_pairs, num_heads, head_dim, *strides)
+    with torch.cuda.device_of(like):  # Triton launches on the current device, whatever its tensors are on
+        kernel[(triton.cdiv(num_pairs, pairs),)](*given, *sizes, **flags, PAIRS=pairs, WIDTH=width)
 
 
 @triton.jit
@@ -102,7 +105,7 @@ def _place(num_pairs, num_heads, head_dim, PAIRS: tl.constexpr, WIDTH: tl.conste
     return pair // num_heads, pair % num_heads, there, column, there[:, None] & (column < head_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIES)
 def _merge(
     o_acc,
     lse_acc,
@@ -149,7 +152,7 @@ def _merge(
     tl.store(at_o, tl.where(share < 0.5, o + share * step, part - step * (1.0 - share)), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIES[:1])
 def _add(
     total,
     part,
@@ -179,7 +182,7 @@ def _add(
     tl.store(at_total, old + new.to(old.dtype), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIES[:1])
 def _delta(
     do,
     o,
@@ -201,7 +204,7 @@ def _delta(
     tl.store(delta + row * num_heads + head, tl.sum(ours * theirs, 1), there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARIES[:1])
 def _stand_in(
     do,
     delta,

@@ -6,14 +6,16 @@ pieces of which parameters a master holds, and how the model's weights are made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsap.train.checkpoints.tensors import Pieces, key
+from hsap.models.tsp.shards import Part
+from hsap.train.checkpoints.tensors import Columns, Pieces, key
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT = "fp32"
@@ -23,7 +25,8 @@ WEIGHT = "fp32"
 class Shard:
     """A piece of a flattened parameter that this rank updates: elements [start, start + numel).
 
-    master: holds it from `offset` on. replicated: every rank holds it as well.
+    master: holds it from `offset` on. replicated: every rank holds it as well. of: what the parameter here is a part
+    of, and then start and numel count its own elements; copied: and another rank's same part is the one to be saved.
     """
 
     name: str
@@ -32,10 +35,22 @@ class Shard:
     master: Tensor
     offset: int
     replicated: bool = False
+    of: Part | None = None
+    copied: bool = False
 
     def part(self, flat: Tensor) -> Tensor:
         """The piece's elements of the master, or of a moment of its shape."""
         return flat.detach().view(-1).narrow(0, self.offset, self.numel)
+
+    @property
+    def place(self) -> int | Columns:
+        """Where the piece begins in the whole parameter."""
+        if self.of is None or self.of.axis is None:
+            return self.start
+        inner = math.prod(self.of.whole[self.of.axis + 1 :])
+        if self.of.axis == 0:
+            return self.of.start * inner + self.start
+        return Columns(self.of.start, self.start, self.of.stop - self.of.start, self.of.whole[1])
 
 
 def capture(engine) -> tuple[dict[str, Tensor], int]:
@@ -43,16 +58,17 @@ def capture(engine) -> tuple[dict[str, Tensor], int]:
 
     engine: DeepSpeed's. Of what all ranks hold alike, each saves its share.
     """
-    optimizer, rank, world_size = _base(engine.optimizer), dist.get_rank(), dist.get_world_size()
+    optimizer, alike = _base(engine.optimizer), None if engine.mpu is None else engine.mpu.get_data_parallel_group()
+    rank, world_size = dist.get_rank(alike), dist.get_world_size(alike)
     tensors: dict[str, Tensor] = {}
     steps = set()
     for i, shard in enumerate(shards(engine)):
         state = optimizer.state[shard.master]
         steps.add(int(state["step"]))
-        if shard.replicated and i % world_size != rank:
+        if shard.copied or (shard.replicated and i % world_size != rank):
             continue
         for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
-            tensors[key(kind, shard.name, shard.start)] = shard.part(flat)
+            tensors[key(kind, shard.name, shard.place)] = shard.part(flat)
     if len(steps) > 1:
         raise RuntimeError(f"Adam has done {sorted(steps)} steps on the parameters of one rank")
     return tensors, steps.pop() if steps else 0
@@ -71,7 +87,7 @@ def restore(engine, pieces: Pieces, adam_steps: int) -> None:
             state["step"] = torch.tensor(float(adam_steps), device=shard.master.device)
             state.update((moment, torch.zeros_like(shard.master)) for moment in MOMENTS)
         for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
-            shard.part(flat).copy_(pieces.read(kind, shard.name, shard.start, shard.numel))
+            shard.part(flat).copy_(pieces.read_part(kind, shard.name, shard.place, shard.numel))
     _refresh(wrapper)
     if hasattr(wrapper, "checkpoint_event_epilogue"):
         wrapper.checkpoint_event_epilogue()
@@ -79,6 +95,15 @@ def restore(engine, pieces: Pieces, adam_steps: int) -> None:
 
 def shards(engine) -> Iterator[Shard]:
     """Every piece this rank updates, in an order that all ranks share where they hold the same."""
+    parameters = dict(engine.module.named_parameters())
+    for shard in _pieces(engine):
+        parameter = parameters[shard.name]
+        if (part := getattr(parameter, "part", None)) is not None:
+            shard = replace(shard, of=part, copied=parameter.ds_pipe_replicated)
+        yield shard
+
+
+def _pieces(engine) -> Iterator[Shard]:
     optimizer = engine.optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,11 +15,33 @@ from torch import Tensor
 from hsap.ir.check import one_line
 
 _TYPES = ("F32", "U8")
-_PIECE = re.compile(r"([^:]*):([0-9]{1,18}):(.*)", re.DOTALL)
+_NUMBER = "([0-9]{1,18})"
+_PIECE = re.compile(rf"([^:]*):{_NUMBER}(?:\+{_NUMBER}/{_NUMBER}/{_NUMBER})?:(.*)", re.DOTALL)
 
 
-def key(kind: str, name: str, start: int) -> str:
-    """Name, in a file, of a piece of a flattened parameter that begins with element `start`."""
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where a piece of some columns of a matrix lies in the flattened whole.
+
+    The columns' elements, row by row: `width` of every `stride`, the first at `start`. A piece begins with the one
+    numbered `skip` among them.
+    """
+
+    start: int
+    skip: int
+    width: int
+    stride: int
+
+    def places(self, first: int, numel: int) -> Tensor:
+        """Places in the whole of elements [first, first + numel) of the piece."""
+        number = torch.arange(self.skip + first, self.skip + first + numel)
+        return self.start + number // self.width * self.stride + number % self.width
+
+
+def key(kind: str, name: str, start: int | Columns) -> str:
+    """Name, in a file, of a piece of a flattened parameter: elements from `start` on, or of some columns."""
+    if isinstance(start, Columns):
+        return f"{kind}:{start.start}+{start.skip}/{start.width}/{start.stride}:{name}"
     return f"{kind}:{start}:{name}"
 
 
@@ -31,6 +54,7 @@ class Pieces:
     def __init__(self, paths: Iterable[Path]) -> None:
         self._files = []
         self._pieces: dict[tuple[str, str], list[tuple[int, int, int, str]]] = defaultdict(list)
+        self._columns: dict[tuple[str, str], list[tuple[Columns, int, int, str]]] = defaultdict(list)
         for number, path in enumerate(paths):
             try:
                 file = safe_open(str(path), "pt")
@@ -46,26 +70,62 @@ class Pieces:
                         f"{path} holds {one_line(entry)}, {part.get_dtype()} {part.get_shape()}, which is no piece of "
                         f"a flattened parameter; resume from another checkpoint"
                     )
-                kind, start, name = piece.groups()
-                self._pieces[kind, name].append((int(start), int(start) + part.get_shape()[0], number, entry))
+                kind, start, *columns, name = piece.groups()
+                start, numel = int(start), part.get_shape()[0]
+                if columns[0] is None:
+                    self._pieces[kind, name].append((start, start + numel, number, entry))
+                    continue
+                its = Columns(start, *map(int, columns))
+                if not 0 < its.width <= its.stride:
+                    raise ValueError(
+                        f"{path} holds {one_line(entry)}, whose columns can't be; resume from another checkpoint"
+                    )
+                self._columns[kind, name].append((its, numel, number, entry))
         for pieces in self._pieces.values():
             pieces.sort()
 
     def read(self, kind: str, name: str, start: int, numel: int) -> Tensor:
         """Elements [start, start + numel) of a flattened parameter; ValueError where no file holds some of them."""
+        if (kind, name) in self._columns:
+            return self._from_columns(kind, name, start, numel)
         parts, at, end = [], start, start + numel
         for first, last, number, entry in self._pieces.get((kind, name), ()):
             if first <= at < min(last, end):
                 parts.append(self._files[number].get_slice(entry)[at - first : min(last, end) - first])
                 at = min(last, end)
         if at < end:
-            raise ValueError(
-                f"the checkpoint lacks {kind} of {name} from element {at} of {start} to {end}; it is of another model, "
-                "or one of its files is: resume from another checkpoint"
-            )
+            raise _lacking(kind, name, at, start, end)
         return torch.cat(parts) if parts else torch.empty(0)
+
+    def read_part(self, kind: str, name: str, start: int | Columns, numel: int) -> Tensor:
+        """So many elements of a flattened parameter from `start` on, or of some of its columns."""
+        if isinstance(start, int) or not numel:
+            return self.read(kind, name, start if isinstance(start, int) else 0, numel)
+        places = start.places(0, numel)
+        first = int(places[0])
+        return self.read(kind, name, first, int(places[-1]) + 1 - first)[places - first]
+
+    def _from_columns(self, kind: str, name: str, start: int, numel: int) -> Tensor:
+        """Elements of a parameter whose pieces are columns."""
+        out, found = torch.empty(numel), torch.zeros(numel, dtype=torch.bool)
+        for columns, held, number, entry in self._columns[kind, name]:
+            places = columns.places(0, held) - start
+            here = (places >= 0) & (places < numel)
+            if bool(here.any()):
+                out[places[here]] = self._files[number].get_tensor(entry)[here].to(out.dtype)
+                found[places[here]] = True
+        if not bool(found.all()):
+            raise _lacking(kind, name, start + int(found.int().argmin()), start, start + numel)
+        return out
 
     def whole(self, kind: str, name: str) -> Tensor | None:
         """All of an entry, None if there is none."""
         pieces = self._pieces.get((kind, name))
         return None if not pieces else self.read(kind, name, 0, pieces[-1][1])
+
+
+def _lacking(kind: str, name: str, at: int, start: int, end: int) -> ValueError:
+    return ValueError(
+        f"the checkpoint lacks {kind} of {name} from element {at} of {start} to {end}; it is of another model, "
+        "or one of its files is: resume from another checkpoint"
+    )

@@ -1,0 +1,131 @@
+"""The decoder over weight shards: a `Llama` of which every rank holds 1/D, in rows of tokens and in weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hsap.models.config import ModelConfig
+from hsap.models.llama import Llama, rms_norm
+from hsap.models.rope import rope_tables
+from hsap.models.scaling import RopeScaling
+from hsap.models.tsp.attention import Projections, ShardAttention
+from hsap.models.tsp.mlp import MLP
+from hsap.models.tsp.rounds import Shapes, Transport
+from hsap.models.tsp.shards import Part, Shards
+from hsap.models.tsp.vocabulary import Vocabulary
+
+ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
+BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
+MLP_WEIGHTS = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+class ShardedLlama(nn.Module):
+    """A Llama whose parameters, under their usual names, are this rank's parts; `parts` says which.
+
+    Gradients of sharded parameters come out summed over the ranks of the group, whose rows all count, and so do those
+    of replicated ones: `_Replicated` adds them up once a backward pass, in one message. A rank's tokens are its own.
+    source: gives a whole parameter by name; it is asked once for each, and the parts are copies.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        transport: Transport,
+        source: Callable[[str, tuple[int, ...]], Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config, self.transport = config, transport
+        self.shards = Shards(config, transport.degree)
+        skeleton = Llama(config, device="meta")
+        self._shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+        self.parts = {name: self.part(name, transport.index) for name in self._shapes}
+        for name, part in self.parts.items():
+            path, leaf = name.rsplit(".", 1)
+            home = self
+            for step in path.split("."):
+                if step not in home._modules:
+                    home.add_module(step, nn.Module())
+                home = home._modules[step]
+            mine = part.take(source(name, part.whole)).to(device, dtype, copy=True).contiguous()
+            home.register_parameter(leaf, nn.Parameter(mine))
+        self.layers = [self._layer(index) for index in range(config.num_layers)]
+        self.vocabulary = Vocabulary(
+            transport, self.shards.vocabulary, self._bundles((EMBEDDING,)), config.loss_chunk_tokens
+        )
+
+    def part(self, name: str, index: int) -> Part:
+        """What the rank with that index holds of a parameter."""
+        return self.shards.part(name, self._shapes[name], index)
+
+    def forward(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attention: ShardAttention,
+        targets_T: Tensor,
+        per_token: bool = False,
+    ) -> Tensor:
+        """Sum of token losses over this rank's rows; the same arguments, and the same numbers, as `Llama.forward`.
+
+        Collective over the group. What the loss is multiplied by before backward must be the same on all its ranks.
+        per_token: every row's loss instead, without gradient.
+        """
+        config, parameters = self.config, dict(self.named_parameters())
+        names = [name for name, part in self.parts.items() if part.axis is None]
+        replicated = _Replicated.apply(self.transport, *(parameters[name] for name in names))
+        parameters |= zip(names, replicated, strict=True)
+        hidden_TC = self.vocabulary.embed(tokens_T, parameters[EMBEDDING])
+        scaling = RopeScaling.parse(config.rope_scaling)
+        rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
+        for index, (projections, mlp) in enumerate(self.layers):
+            own = {n.split(".", 3)[-1]: p for n, p in parameters.items() if n.startswith(f"model.layers.{index}.")}
+            whole = [own["input_layernorm.weight"]]
+            whole += [own[f"self_attn.{name}_norm.weight"] for name in "qk" if config.qk_norm]
+            sharded = [own[name] for name in self._attention_names()]
+            hidden_TC = projections(hidden_TC, rope, attention, whole, sharded)
+            if config.attention_bias == "all":
+                hidden_TC = hidden_TC + own["self_attn.o_proj.bias"]
+            hidden_TC = mlp(hidden_TC, own["post_attention_layernorm.weight"], *(own[name] for name in MLP_WEIGHTS))
+        hidden_TC = rms_norm(hidden_TC, parameters[NORM], config.norm_eps)
+        head = parameters[EMBEDDING if config.tied_embeddings else HEAD]
+        total, losses_T = self.vocabulary.losses(hidden_TC, head, targets_T)
+        return losses_T if per_token else total
+
+    def _layer(self, index: int) -> tuple[Projections, MLP]:
+        prefix = f"model.layers.{index}."
+        shapes = self._bundles(tuple(prefix + name for name in self._attention_names()))
+        holders = self.parts[f"{prefix}self_attn.k_proj.weight"].holders
+        mlp = MLP(self.transport, self._bundles(tuple(prefix + name for name in MLP_WEIGHTS)), self.config.norm_eps)
+        return Projections(self.transport, self.config, shapes, holders, index), mlp
+
+    def _attention_names(self) -> tuple[str, ...]:
+        return ATTENTION + (BIASES if self.config.attention_bias != "none" else ())
+
+    def _bundles(self, names: tuple[str, ...]) -> list[Shapes]:
+        """Shapes of those parameters in every shard."""
+        return [tuple(self.part(name, i).shape for name in names) for i in range(self.transport.degree)]
+
+
+class _Replicated(torch.autograd.Function):
+    """Replicated parameters as they are; their gradients, each of this rank's rows, are added up over the group."""
+
+    @staticmethod
+    def forward(ctx, transport: Transport, *parameters):
+        ctx.transport = transport
+        ctx.set_materialize_grads(True)
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        total = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        ctx.transport.sum(total)
+        parts = total.to(flat.dtype).split([gradient.numel() for gradient in gradients])
+        return None, *(part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True))
