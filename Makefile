@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test exhaustive check format golden parity clean
+.PHONY: help train test test-gpu exhaustive check format golden parity clean
 .PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
 
 help:  ## Show the targets.
@@ -27,6 +27,9 @@ train: $(READY)  ## Set up, then pretrain the tiny model on the corpus in datase
 
 test: $(READY)  ## Set up, then run all tests that need no GPU.
 	$(RUN) -m pytest -m "not exhaustive" -n 2 --dist loadscope
+
+test-gpu: $(READY)  ## Everything that needs a CUDA device, on one GPU and, where there are more, on all over NCCL.
+	$(RUN) -m tests.gpu $(ARGS)
 
 exhaustive: $(READY)  ## Every combination of planner, mask, heads and topology, which `test` meets in pairs: an hour.
 	$(RUN) -m pytest -m exhaustive -n 2
@@ -76,7 +79,7 @@ bench-tsp: $(READY)  ## Memory of a rank under TSP, SP, ZeRO 3 and TP, and the T
 bench-memory: $(READY)  ## Counted allocations beside the memory model's (ARGS="--drawn 16", "--long").
 	$(RUN) -m tests.bench.memory $(ARGS)
 
-bench-gpu: $(READY)  ## Attention on CUDA: TFLOP/s against flash attention, NCCL ranks against one (ARGS="--quick").
+bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over NCCL, the 135M model's MFU (ARGS="--quick").
 	$(RUN) -m tests.bench.gpu $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.

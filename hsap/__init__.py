@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "reference": "hsap.runtime.reference",
     "Executor": "hsap.runtime.executor",
+    "SequenceParallel": "hsap.integrations.own_loop",
     "Session": "hsap.runtime.executor",
     "Timeline": "hsap.sim",
     "PlannedAttention": "hsap.runtime.attention",
@@ -37,6 +38,7 @@ __all__ = [
     "Plan",
     "PlannedAttention",
     "Problem",
+    "SequenceParallel",
     "Session",
     "Timeline",
     "Topology",

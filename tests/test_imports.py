@@ -36,6 +36,7 @@ MAY_IMPORT = {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
         *("data", "files", "train"),
     },
+    "integrations": {"ir", "clusters", "data", "models", "runtime", "train"},
     "buffers": {"models"},
     "train": {
         "buffers",

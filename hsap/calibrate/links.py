@@ -75,7 +75,7 @@ class _Links:
 
     def __init__(self, rank: int, device: str) -> None:
         self.rank, self.device, self.num_ranks = rank, device, dist.get_world_size()
-        self.transport = Distributed()
+        self.transport = Distributed(device=device)
 
     def _peers(self, pair: tuple[int, int]) -> list[int]:
         """Whom this rank talks to: the other of a pair, or nobody."""

@@ -90,12 +90,14 @@ class Layer(nn.Module):
 
     With checkpointing the outer parts are made again in backward and attention is not: its output is kept, which is
     cheap beside its work and its communication (DistFlashAttn, §3.3: rematerialisation-aware checkpointing). What
-    autograd keeps of a layer, in bytes a row (e of the dtype, hidden state C wide, H query heads of D, H_kv KV heads):
+    autograd keeps of a layer, in bytes a row (e of the dtype, hidden state C wide, H query heads of D, K KV heads,
+    feed-forward F wide):
 
-    - `none`: what attention saves, e·(2·H·D + 2·H_kv·D) of q, k, v and o and 4·H of lse; and what the two parts save.
+    - `none`: what attention saves, e·(2·H·D + 2·K·D) of q, k, v and o and 4·H of lse; and what the two parts save,
+      2·((8 + e)·C + 4) at the norms and 4·e·F in the feed-forward, none of the latter with `mlp_chunk_tokens`.
     - `selective`: what attention saves, and the input, e·C. The two parts are made again one at a time.
-    - `full`: o and lse, e·H·D + 4·H, and the input, e·C. The layer is made again as one, up to q, k and v in
-      attention's hands.
+    - `full`: o and lse, e·H·D + 4·H, and the input, e·C. The layer is made again as one, with q, k and v, and
+      attention goes on from its output.
     """
 
     def __init__(self, config: ModelConfig, layer_index: int, device=None, dtype=None) -> None:

@@ -26,6 +26,7 @@ from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.memory import Memory, View
 from hsap.runtime.resharding import all_to_all
 from hsap.runtime.transport import Transport
+from hsap.runtime.upload import Upload
 
 Step = Callable[[list[View], Transport], bool | None]
 
@@ -58,29 +59,35 @@ class Decoder:
         self.memory = Memory(plan, self.programs, rank, precision, arena, device)
         self.in_arena = arena is not None
         self.kernel, self.precision, self.device = kernel, precision, device
+        self.upload = Upload(device)
         self.starts = row_starts(plan.spans)
         self.scale = plan.problem.heads.head_dim**-0.5
         intra = plan.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
         self.joined: dict[int, list[Instruction]] = {}
+        self.touching = self._touches()
+        self.first: dict[int, list[int]] = {}
+        for buffer, instructions in self.touching.items():
+            self.first.setdefault(instructions[0], []).append(buffer)
+        self.left_out: set[int] = set()
         self.pieces = self._pieces()
 
     def decode(self) -> Decoded:
         """Decode the whole stream."""
-        first = self._first_touch()
         steps, names, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
         for at in range(lo, hi):
             instruction = self.programs.instruction(at)
-            for buffer in first.get(at, ()):
+            step = self._step(at, instruction)  # what it makes itself needn't be emptied first
+            for buffer in self.first.get(at, ()):
                 steps.append(self._empty(buffer))
                 names.append("empty")
                 step_of.append(at - lo)
-            step = self._step(at, instruction)
             if step is not None:
                 steps.append(step)
                 names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
                 step_of.append(at - lo)
+        self.upload.flush()
         step_of = np.array(step_of, np.int64)
         return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), step_of, self._keeping(step_of + lo))
 
@@ -94,18 +101,45 @@ class Decoder:
         kept = self.buffers.space[self.programs.buf[at, 1]] == Space.KEPT
         return tuple(np.flatnonzero(reshards & kept).tolist())
 
-    def _first_touch(self) -> dict[int, list[int]]:
-        """Accumulators by the instruction that touches them first: they are empty then."""
+    def _touches(self) -> dict[int, list[int]]:
+        """Every accumulator's instructions, in order."""
         lo, hi = self.buffers.offsets[self.rank], self.buffers.offsets[self.rank + 1]
         touched = touches(self.programs)
         mine = (touched.buffer >= lo) & (touched.buffer < hi) & self.buffers.acc[touched.buffer]
-        first: dict[int, list[int]] = {}
-        seen: set[int] = set()
+        touching: dict[int, list[int]] = {}
         for at, buffer in zip(touched.at[mine].tolist(), touched.buffer[mine].tolist()):
-            if buffer not in seen:
-                seen.add(buffer)
-                first.setdefault(at, []).append(buffer)
-        return first
+            touching.setdefault(buffer, []).append(at)
+        return touching
+
+    def _fresh(self, at: int, buffer: int, heads: HeadRun) -> bool:
+        """Whether an instruction finds all of an accumulator empty. If so, it takes over that it be emptied."""
+        whole = self._heads(buffer, heads) == (0, self.memory.num_heads[buffer - self.memory.first])
+        if not whole or buffer not in self.first.get(at, ()):
+            return False
+        self.first[at].remove(buffer)
+        return True
+
+    def _result(self, buffer: int) -> int:
+        """Where what is made at once belongs: the result that an accumulator is only copied to, else itself.
+
+        The copy is then left out. Other buffers than results have their place in the arena from the copy on only.
+        """
+        _, *after = self.touching[buffer]
+        if len(after) != 1 or self.programs.op[after[0]] != Op.COPY:
+            return buffer
+        target = int(self.programs.buf[after[0], 1])
+        alike = (self.buffers.rows[target] == self.buffers.rows[buffer]).all() and (
+            self.buffers.heads[target] == self.buffers.heads[buffer]
+        ).all()
+        copied = self.programs.instruction(after[0])
+        all_of_it = self._rows(buffer, copied.rows)[1:] == (0, self.memory.num_rows[buffer - self.memory.first])
+        all_of_it = (
+            all_of_it and self._heads(buffer, copied.heads)[1] == self.memory.num_heads[buffer - self.memory.first]
+        )
+        if self.buffers.space[target] != Space.OUTPUT or not alike or not all_of_it:
+            return buffer
+        self.left_out.add(after[0])
+        return target
 
     def _step(self, at: int, instruction: Instruction) -> Step | None:
         match instruction.op:
@@ -122,7 +156,7 @@ class Decoder:
             case Op.ATTEND_GRAD:
                 return self._attend_grad(at, instruction)
             case Op.MERGE | Op.SUM | Op.COPY:
-                return self._fold(instruction)
+                return None if at in self.left_out else self._fold(instruction)
             case Op.ALL_TO_ALL:
                 return self._all_to_all(instruction)
         raise AssertionError(f"no meaning for {instruction.op}")
@@ -167,10 +201,14 @@ class Decoder:
             return heads.kv_first - int(self.buffers.heads[buffer, 2]), heads.kv_count
         return heads.q_first - int(self.buffers.heads[buffer, 0]), heads.q_count
 
-    def _operands(self, instruction: Instruction) -> list[Callable[[list[View]], View]]:
-        """An instruction's heads of its operands."""
-        cut, first = self.memory.cut, self.memory.first
-        return [cut(b - first, heads=self._heads(b, instruction.heads)) for b in instruction.buf]
+    def _operand(self, buffer: int, heads: HeadRun) -> Callable[[list[View]], View]:
+        """An instruction's heads of one of its buffers."""
+        return self.memory.cut(buffer - self.memory.first, heads=self._heads(buffer, heads))
+
+    def _made(self, at: int, buffer: int, heads: HeadRun, stores: bool) -> tuple[Callable[[list[View]], View], bool]:
+        """What a kernel's call makes, and whether it is fresh there; see `Kernel`."""
+        fresh = stores and self._fresh(at, buffer, heads)
+        return self._operand(self._result(buffer) if fresh else buffer, heads), fresh
 
     def _pieces(self) -> dict[int, np.ndarray]:
         """The slices that each kernel attends, by instruction, in rows of its operands' buffers.
@@ -213,18 +251,23 @@ class Decoder:
         return self.starts[lo + span] - self.starts[lo] - spans[span, 0]
 
     def _attend(self, at: int, instruction: Instruction) -> Step:
-        prepared = self.kernel.prepare(self._work(at, instruction), self.device)
-        q, kv, o = self._operands(instruction)
-        attend, scale = self.kernel.attend, self.scale
+        prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
+        q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
+        o, fresh = self._made(at, instruction.buf[2], instruction.heads, _stores(prepared)[0])
+        attend, more = self.kernel.attend, (self.scale, True) if fresh else (self.scale,)
 
         def step(views: list[View], _: Transport) -> None:
-            attend(prepared, q(views).rows, kv(views).rows, *o(views), scale)
+            attend(prepared, q(views).rows, kv(views).rows, *o(views), *more)
 
         return step
 
     def _attend_grad(self, at: int, instruction: Instruction) -> Step:
-        prepared = self.kernel.prepare(self._work(at, instruction), self.device)
-        q, kv, _, dq, dkv = self._operands(instruction)
+        prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
+        q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
+        (dq, fresh_q), (dkv, fresh_kv) = (
+            self._made(at, buffer, instruction.heads, stores)
+            for buffer, stores in zip(instruction.buf[3:], _stores(prepared))
+        )
         place, (first, count) = (
             instruction.buf[2] - self.memory.first,
             self._heads(instruction.buf[2], instruction.heads),
@@ -238,10 +281,12 @@ class Decoder:
             return view.rows[:, some], view.stats[:, 0, some], view.stats[:, 1, some]
 
         do = self.memory.bind(place, gradient)
-        attend_grad, scale = self.kernel.attend_grad, self.scale
+        more = (self.scale, fresh_q, fresh_kv) if fresh_q or fresh_kv else (self.scale,)
+        attend_grad = self.kernel.attend_grad
 
         def step(views: list[View], _: Transport) -> None:
-            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), dq(views).rows, dkv(views).rows, scale)
+            grads = dq(views).rows, dkv(views).rows
+            attend_grad(prepared, q(views).rows, kv(views).rows, *do(views), *grads, *more)
 
         return step
 
@@ -281,3 +326,8 @@ class Decoder:
             scratch = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
             self.memory.views[places[2]] = View(scratch)
         return all_to_all(self.memory, shape, instruction, places, self.rank % intra, first)
+
+
+def _stores(prepared: object) -> tuple[bool, bool]:
+    """What a kernel's prepared work says of storing; see `Kernel`."""
+    return getattr(prepared, "stores", (False, False))

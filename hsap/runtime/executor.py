@@ -12,6 +12,7 @@ from hsap.ir.plan import Plan
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.machine import Kept, Machine, finish
 from hsap.runtime.memory import TORCH_DTYPES, Arena
+from hsap.runtime.ranges import Ranges
 from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Distributed
 
@@ -21,7 +22,8 @@ class Session:
 
     group: the SP group, ranks in plan order (None: the world). kernel and kernel_options: for `select_kernel`, which
     `load` asks once it knows the head dimension; ValueError where the kernel can't do dtype, device or dimension.
-    recorder: records what runs as long as it is there.
+    recorder: records what runs as long as it is there. ranges: names what runs, for a profiler of the device. Making
+    one on NCCL is collective over the group.
     """
 
     def __init__(
@@ -32,13 +34,14 @@ class Session:
         dtype: torch.dtype = torch.float32,
         **kernel_options,
     ) -> None:
-        self.transport = Distributed(group)
+        self.transport = Distributed(group, device)
         self.rank = dist.get_rank(group)
         self.num_ranks = dist.get_world_size(group)
         self.device = torch.device(device)
         self.dtype = dtype
         self.arena = Arena(self.device)
         self.recorder: Recorder | None = None
+        self.ranges: Ranges | None = None
         self._select = partial(select_kernel, kernel, self.device, dtype, **kernel_options)
         self._kernels: dict[int, Kernel] = {}
 
@@ -79,7 +82,7 @@ class Executor:
         layer: only a recorder cares.
         """
         self._check(q=q, k=k, v=v)
-        self._machine.recorder = self._session.recorder
+        self._machine.recorder, self._machine.ranges = self._session.recorder, self._session.ranges
         return finish(self._machine.forward(q, k, v, mask, layer))
 
     def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> tuple[Tensor, Tensor]:
@@ -90,7 +93,7 @@ class Executor:
     def backward(self, do: Tensor, kept: Kept, mask: int = 0, layer: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients (dq, dk, dv) of the rank's own rows for do: [T, H, D]."""
         self._check(do=do)
-        self._machine.recorder = self._session.recorder
+        self._machine.recorder, self._machine.ranges = self._session.recorder, self._session.ranges
         return finish(self._machine.backward(do, kept, mask, layer))
 
     def _check(self, **tensors: Tensor) -> None:

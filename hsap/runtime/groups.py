@@ -1,9 +1,11 @@
-"""Groups: the process groups of a job, made once at start-up so that no communicator appears at the memory peak."""
+"""Groups: the process groups of a job, made and connected at start-up so that no buffer appears at the memory peak."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hsap.ir.problem import Topology
@@ -23,8 +25,11 @@ class Mesh:
     dp_size: int
 
 
-def make_mesh(topology: Topology) -> Mesh:
-    """Make the SP groups of the whole job; collective over the world. ValueError if the world size doesn't fit."""
+def make_mesh(topology: Topology, max_ctas: int | None = None) -> Mesh:
+    """Make the SP groups of the whole job; collective over the world. ValueError if the world size doesn't fit.
+
+    max_ctas: see `nccl_options`.
+    """
     world, rank, size = dist.get_world_size(), dist.get_rank(), topology.num_ranks
     if world % size:
         raise ValueError(
@@ -32,7 +37,8 @@ def make_mesh(topology: Topology) -> Mesh:
         )
     mine = None
     for first in range(0, world, size):
-        group = dist.new_group(list(range(first, first + size)))
+        options = nccl_options(max_ctas) if dist.get_backend() == "nccl" else None
+        group = dist.new_group(list(range(first, first + size)), pg_options=options)
         if first <= rank < first + size:
             mine = group
     return Mesh(topology, mine, rank % size, rank // size, world // size)
@@ -53,3 +59,30 @@ def make_shard_groups(degree: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup
         made = [(dist.new_group(ranks), ranks) for ranks in ranks_of]
         mine.append(next(group for group, ranks in made if rank in ranks))
     return mine[0], mine[1]
+
+
+def nccl_options(max_ctas: int | None = None) -> Any:
+    """Options for `dist.new_group` of a communicator that attention has for itself, beside NCCL's other ones.
+
+    Its stream is of high priority, so that a transfer doesn't queue behind the very kernels that it is to run under.
+    max_ctas: thread blocks, and so streaming multiprocessors, that it may take from them; None: as NCCL decides.
+    """
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if max_ctas is not None:
+        options.config.max_ctas = max_ctas
+    return options
+
+
+def connect(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
+    """Send a byte between all pairs of a group, so that every connection and its buffers are there from now on.
+
+    Collective over the group. On NCCL a group's first batch of messages must be one that every rank takes part in.
+    """
+    group = group if group is not None else dist.group.WORLD
+    rank, ops = dist.get_rank(group), []
+    for place, peer in enumerate(dist.get_process_group_ranks(group)):
+        if place != rank:
+            for kind in (dist.isend, dist.irecv):
+                ops.append(dist.P2POp(kind, torch.zeros(1, dtype=torch.uint8, device=device), peer, group))
+    for work in dist.batch_isend_irecv(ops) if ops else []:
+        work.wait()

@@ -6,7 +6,7 @@ blocks instead, and nothing is ever yielded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from hsap.runtime.decode import Decoded, Decoder
 from hsap.runtime.kernels import Kernel
 from hsap.runtime.kernels.delta import row_delta
 from hsap.runtime.memory import DTYPE_NAMES, TORCH_DTYPES, Arena, View
+from hsap.runtime.ranges import Ranges, stream_name
 from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Transport
 
@@ -41,8 +42,9 @@ class Kept:
 class Machine:
     """Runs a plan's streams for one rank.
 
-    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena. recorder: may be changed
-    between runs; None: nothing is recorded. layer: the model's, for the recorder.
+    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena. recorder and ranges may
+    be changed between runs; None: nothing is recorded or named. Ranges are for a machine that never yields: they nest.
+    layer: the model's, for both.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Machine:
         self.decoded: dict[tuple[int, int], Decoded] = {}
         self.at: str = "idle"
         self.recorder: Recorder | None = None
+        self.ranges: Ranges | None = None
 
     def decode(self, mask: int, direction: int) -> Decoded:
         """Decode a stream, once."""
@@ -135,19 +138,43 @@ class Machine:
         yield dq.rows, dkv.rows[:, 0], dkv.rows[:, 1]
 
     def _run(self, decoded: Decoded, mask: int, direction: int, layer: int) -> Iterator[None]:
-        views, transport, mark = decoded.memory.views, self.transport, None
+        views, transport, mark, ranges = decoded.memory.views, self.transport, None, self.ranges
         if self.recorder is not None:
             mark = self.recorder.begin(self.plan, self.rank, mask, direction, layer, decoded.step_of)
-        if mark is None:
+        if mark is None and ranges is None:
             for step, self.at in zip(decoded.steps, decoded.names):
                 while step(views, transport) is False:
                     yield None
         else:
-            for step, self.at in zip(decoded.steps, decoded.names):
-                while step(views, transport) is False:
-                    yield None
-                mark()
+            name = stream_name(direction, layer, mask)
+            yield from self._watched(decoded, mark or _nothing, ranges or _Unnamed(), name)
         self.at = "idle"
+
+    def _watched(self, decoded: Decoded, mark: Callable[[], None], ranges: Ranges, name: str) -> Iterator[None]:
+        """Run with a clock's mark after every step and a range around it."""
+        views, transport = decoded.memory.views, self.transport
+        ranges.push(name)
+        for step, self.at in zip(decoded.steps, decoded.names):
+            ranges.push(self.at)
+            while step(views, transport) is False:
+                yield None
+            ranges.pop()
+            mark()
+        ranges.pop()
+
+
+class _Unnamed:
+    """No ranges, where only the clock is read."""
+
+    def push(self, _: str) -> None:
+        pass
+
+    def pop(self) -> None:
+        pass
+
+
+def _nothing() -> None:
+    pass
 
 
 def finish(run: Iterator):

@@ -18,6 +18,7 @@ from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.machine import Kept, Machine
 from hsap.runtime.memory import DTYPE_NAMES, Arena
 from hsap.runtime.transport import Mailbox
+from hsap.runtime.upload import Upload
 
 
 @torch.no_grad()
@@ -47,7 +48,9 @@ def reference(
         Machine(plan, rank, box.for_rank(rank), kernel, Arena(q.device), q.device, q.dtype)
         for rank in range(plan.num_ranks)
     ]
-    rows = [torch.from_numpy(positions(plan.rank_spans(rank))).to(q.device) for rank in range(plan.num_ranks)]
+    tables = Upload(q.device)
+    rows = [tables.put(positions(plan.rank_spans(rank))) for rank in range(plan.num_ranks)]
+    tables.flush()
     kept: list[Kept] = _together([m.forward(q[r], k[r], v[r], mask) for m, r in zip(machines, rows)], machines)
     o, lse = _gather([part.o for part in kept], rows, q), _gather([part.lse for part in kept], rows, q)
     if grad_o is None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from hsap.runtime.groups import connect
 
 Message = tuple[int, Tensor]
 """(peer rank within the SP group, contiguous tensor)."""
@@ -32,13 +35,16 @@ class Distributed:
     """Batched point-to-point operations on one process group.
 
     group: the SP group (its ranks in order). NCCL runs them on its own stream; `wait` orders the current stream
-    behind them without stopping the host.
+    behind them without stopping the host. There, making one connects all pairs of ranks: collective over the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
         self.group = group if group is not None else dist.group.WORLD
         self.ranks = dist.get_process_group_ranks(self.group)
-        self.start = self._one_by_one if dist.get_backend(self.group) == "gloo" else self._batched
+        by_tag = dist.get_backend(self.group) == "gloo"
+        self.start = self._one_by_one if by_tag else self._batched
+        if not by_tag:
+            connect(self.group, device)
         self.pending: dict[int, list[dist.Work]] = {}
 
     def launch(self, round: int, sends: list[Message], receives: list[Message]) -> None:

@@ -26,12 +26,16 @@ class PlannerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What DeepSpeed is told; device and backend are settled once the ranks are known, never null in a TrainConfig."""
+    """What DeepSpeed is told; device and backend are settled once the ranks are known, never null in a TrainConfig.
+
+    comm_ctas: thread blocks that attention's communication may take from its computation; None: as NCCL decides.
+    """
 
     zero_stage: int = choice(0, 1, 2, 3)
     dtype: str = choice("fp32", "bf16")
     device: str | None = choice("cpu", "cuda", optional=True)
     backend: str | None = choice("gloo", "nccl", optional=True)
+    comm_ctas: int | None = integer(1, optional=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,16 @@ def _is_indices(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
-    """Steps whose timelines are measured, first to before last, and layers of the model (None: all)."""
+    """Steps whose timelines are measured, first to before last, and layers of the model (None: all).
+
+    nvtx: name every instruction to a profiler of the GPU, in all steps and layers.
+    """
 
     steps: tuple[int, int] | None = rule(
         "the first step and the one after the last, like [10,20]", _is_range, optional=True
     )
     layers: tuple[int, ...] | None = rule("indices of layers, like [0,1]", _is_indices, optional=True)
+    nvtx: bool = flag(default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,7 @@ class TrainConfig:
     model: Mapping[str, object]
     topology: str
     kernel: str
+    deterministic_backward: bool
     wire_dtype: str
     arena_multiple: float
     verify: bool
@@ -143,6 +152,7 @@ class _PlainKeys:
     resume: bool = flag()
     parallel: str = choice("sp", "tsp")
     tsp_axis: str = choice("intra", "all")
+    deterministic_backward: bool = flag(default=False)
 
 
 _GROUPS = {
@@ -175,9 +185,19 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     backend = engine.backend or ("nccl" if device == "cuda" else "gloo")
     if backend == "nccl" and device == "cpu":
         raise ValueError("engine.backend=nccl needs engine.device=cuda; with engine.device=cpu use gloo or null.")
+    if engine.comm_ctas is not None and backend != "nccl":
+        raise ValueError(
+            f"engine.comm_ctas={engine.comm_ctas} limits what NCCL takes of a GPU, and here engine.backend is "
+            f"{backend}; set engine.comm_ctas=null, or run on GPUs."
+        )
+    if groups["profile"].nvtx and device != "cuda":
+        raise ValueError(
+            "profile.nvtx=true names instructions to a profiler of GPUs, and engine.device is cpu; set "
+            "profile.nvtx=false (profile.steps measures on CPUs too)."
+        )
     if plain.resume and plain.out is None:
         raise ValueError("resume=true needs out=DIR, the directory of the run whose checkpoint is to be resumed.")
-    groups["engine"] = EngineConfig(engine.zero_stage, engine.dtype, device, backend)
+    groups["engine"] = replace(engine, device=device, backend=backend)
     if groups["data"].workers is None:
         groups["data"] = replace(groups["data"], workers=_WORKERS[device])
     made = TrainConfig(
@@ -188,6 +208,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         model=_section(values, "model"),
         topology=topology,
         kernel=plain.kernel,
+        deterministic_backward=plain.deterministic_backward,
         wire_dtype=plain.wire_dtype or engine.dtype,
         arena_multiple=float(plain.arena_multiple),
         verify=plain.verify,

@@ -63,7 +63,8 @@ class Engine:
             # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
             # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
             grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
-            self._norm = math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in grads))
+            norms = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads])
+            self._norm = math.sqrt(sum(norm**2 for norm in norms.tolist()))  # waits for the device once
         engine.step()
 
     def grad_norm(self) -> float | None:
@@ -89,7 +90,7 @@ def join(config: TrainConfig) -> Mesh:
     deepspeed.init_distributed(
         config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
     )
-    return make_mesh(Topology(config.inter_sp, config.intra_sp))
+    return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 
 def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
@@ -107,7 +108,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     folder = None if config.resume else config.model.get("from")
     sharding = None
     if config.parallel == "tsp":
-        sharding = Sharding(config.tsp_degree)
+        sharding = Sharding(config.tsp_degree, device)
         model = sharding.model(model_config, config.train.seed, dtype, device, folder)
     elif config.engine.zero_stage == 3:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.

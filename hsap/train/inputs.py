@@ -181,7 +181,8 @@ def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> Pla
 def kernel_options(config: TrainConfig) -> dict:
     """What the attention kernel is asked for beside device, dtype and head dimension."""
     # On CPUs partial outputs in float32 cost nothing and keep bf16's error that of one device.
-    return {"output": "float32" if config.engine.device == "cpu" else "native"}
+    output = "float32" if config.engine.device == "cpu" else "native"
+    return {"output": output, "deterministic": config.deterministic_backward}
 
 
 def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[str, float]]:

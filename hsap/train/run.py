@@ -28,7 +28,9 @@ from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.runtime.ranges import Nvtx
 from hsap.runtime.sharded import ShardedAttention
+from hsap.runtime.upload import Upload
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
@@ -70,6 +72,7 @@ class Trainer:
         self.mesh = engine.mesh
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(self.mesh.sp, config.kernel, engine.device, dtype, **kernel_options(config))
+        self.session.ranges = Nvtx() if config.profile.nvtx else None
         self.setup = planning_setup(config, inputs.model, self.mesh.dp_rank)
         self.variants = Variants.of(self.setup, inputs.model, config)
         layer_masks = distinct_masks(inputs.model.layer_masks)[1]
@@ -222,11 +225,13 @@ class Trainer:
             self.attention.load(plan.plans)
         else:
             self.attention.load(self.session.load(plan), num_rows)
-        padding = (0, num_rows - len(rows))
-        tokens, places, targets = (
-            torch.from_numpy(np.pad(field[rows], padding, constant_values=value)).long().to(self.engine.device)
+        padding, upload = (0, num_rows - len(rows)), Upload(self.engine.device)
+        fields = [
+            upload.put(np.pad(field[rows], padding, constant_values=value))
             for field, value in ((micro.tokens, 0), (micro.positions, 0), (micro.labels, NO_TARGET))
-        )
+        ]
+        upload.flush()
+        tokens, places, targets = (field.long() for field in fields)
         return self.engine.deepspeed(tokens, places, self.attention, targets)
 
     def _agree(self, step: PlannedStep) -> None:

@@ -23,8 +23,8 @@ from hsap.tune.setting import MATMUL_EFFICIENCY, Setting
 
 LAYER_KERNELS = 60
 """Kernels of a layer's forward outside attention, of which backward has twice as many."""
-STEP_BYTES = 100
-"""Bytes that clipping, AdamW and the new weights move per parameter, tensor operation by tensor operation."""
+STEP_BYTES = 60
+"""Bytes that the norm in float64, clipping, AdamW in one kernel and the new weights move per parameter."""
 
 
 Column = float | np.ndarray

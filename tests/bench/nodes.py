@@ -37,8 +37,8 @@ from hsap.ir.plan import Plan
 from hsap.ir.program import Op
 from hsap.planners import AUTO
 from hsap.runtime.executor import Session
+from hsap.runtime.groups import connect
 from hsap.sim.share import crowding
-from tests.bench.connect import connect
 from tests.bench.namespaces import nodes, refusal
 from tests.bench.packs import KINDS, pack
 from tests.bench.record import RESULTS, caption, conditions, record
@@ -176,6 +176,7 @@ def _walls(times: list[list[tuple[float, float]]]) -> list[float]:
 def _rank(rank: int, setting: Setting, folder: str) -> list[dict[str, list[tuple[float, float]]]]:
     """Run every pack by every planner in turn: what `_timed` says of each pack."""
     connect()
+    dist.barrier()
     session, out = Session(dtype=torch.float32), []
     for index in range(len(setting.packs)):
         paths = {name: _path(folder, index, name) for name in setting.planners}

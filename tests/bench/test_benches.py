@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import hsap
+from hsap import clusters
 from hsap.data.document import Sample
 from hsap.data.packing import Packing
 from hsap.data.store import DocumentStore
@@ -22,7 +23,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.problem import Topology
 from hsap.ir.program import Op
 from hsap.planners import AUTO, PLANNERS
-from tests.bench import accuracy, gpu, loader, namespaces, nodes, packing, train
+from tests.bench import accuracy, gpu, gpu_model, gpu_rows, loader, namespaces, nodes, packing, train
 from tests.bench.attention import __main__ as attention
 from tests.bench.attention import cases as attention_cases
 from tests.bench.attention import interpreter
@@ -301,6 +302,30 @@ def test_the_gpu_bench_measures_whatever_the_device(capsys):
     direct, known, other = gpu.one_rank(case, "cpu", ("cpu_flash", "cuda_flash"), 1)
     assert direct["method"] == "direct" and direct["of_direct"] == 1 and "cuda" in other["refused"]
     assert known["error"] < 1e-5 and known["forward_s"] > 0 and len(known["tflops_per_s"]) == 2
+    assert "of the direct call, forward and backward; aim 95%" in capsys.readouterr().out
     several = gpu.many_ranks(case, "cpu", 2, ("deepspeed", "sap", "usp:heads=3"), 1)
     assert all(line["wall_s"] > 0 and line["tflops_per_s"] > 0 for line in several[:2])
     assert "heads=3" in several[2]["refused"] and "on 2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_gpu_bench_trains_the_model_whatever_the_device():
+    small = ("model.num_layers=1", "model.hidden_dim=32", "model.ffn_dim=64", "engine.dtype=fp32")
+    figures = gpu_model.measure("cpu", "a CPU", 256, 2, *small)
+    assert (figures["steps"], figures["tokens"], figures["mfu"]) == (2, 256, None)
+    assert figures["tokens_per_s"] > 0 and figures["first_loss"] == pytest.approx(10.8, abs=0.5)
+    assert "a CPU, packs of 256 tokens" in gpu_model.table(figures)
+
+
+def test_the_gpu_bench_times_row_operations_whatever_the_device():
+    lines = gpu_rows.measure("cpu", 33, 3, 16, 1)
+    assert [line["operation"] for line in lines][:2] == ["merge", "gather, merge, scatter"]
+    assert all(line["torch_gb_per_s"] > 0 and line["triton_s"] is None for line in lines)
+    assert gpu_rows.table(lines).count("\n") == len(lines)
+
+
+def test_peaks_are_those_of_the_data_sheets():
+    names = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
+    for name, peak in names.items():
+        assert clusters.read(gpu_model.cluster_of(name)).flops_per_s == peak
+    assert gpu_model.cluster_of("NVIDIA GeForce RTX 4090") is None

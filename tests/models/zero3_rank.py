@@ -2,9 +2,11 @@
 
 import deepspeed
 import torch
+from deepspeed.utils import set_z3_leaf_modules
 from packed_oracle import dense_attention, random_pack
 
 from hsap.models import Llama, ModelConfig, build_model, initialise
+from hsap.models.mlp import SwiGLU
 
 LEARNING_RATE = 0.1
 # Per step and rank: lengths of its documents. Ranks differ in rows and loss chunks, and some have no rows at all.
@@ -48,6 +50,9 @@ def train_alone(config: ModelConfig) -> Llama:
 def train_partitioned(config: ModelConfig, rank: int, from_start: bool) -> Llama:
     model = partitioned(config, seed=1) if from_start else build_model(config, seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    if config.mlp_chunk_tokens is not None:
+        ungathered(model)
+        set_z3_leaf_modules(model, [SwiGLU])
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=ENGINE)[0]
     for step in range(len(STEPS)):
         tokens, positions, targets, attention = share(step, rank)
@@ -57,14 +62,24 @@ def train_partitioned(config: ModelConfig, rank: int, from_start: bool) -> Llama
     return engine.module
 
 
+def ungathered(model: Llama) -> None:
+    """Weights that nobody gathers are missed."""
+    try:
+        model.model.layers[0].mlp(torch.zeros(3, 32))
+    except ValueError as error:
+        assert "set_z3_leaf_modules(model, [SwiGLU])" in str(error)
+    else:
+        raise AssertionError("nobody missed the weights")
+
+
 def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled for the better part of a minute
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     rank = torch.distributed.get_rank()
-    for tied, checkpointing, from_start in ((True, "selective", True), (False, "full", False), (True, "none", False)):
-        config = ModelConfig(
-            61, 2, 32, 4, 2, 8, 48, tied_embeddings=tied, checkpointing=checkpointing, loss_chunk_tokens=8
-        )
+    cases = ((True, "selective", True, 5), (False, "selective", False, None), (True, "none", False, None))
+    for tied, checkpointing, from_start, mlp_rows in cases:
+        ways = {"checkpointing": checkpointing, "loss_chunk_tokens": 8, "mlp_chunk_tokens": mlp_rows}
+        config = ModelConfig(61, 2, 32, 4, 2, 8, 48, tied_embeddings=tied, **ways)
         expected = dict(train_alone(config).named_parameters())
         for name, parameter in train_partitioned(config, rank, from_start).named_parameters():
             with deepspeed.zero.GatheredParameters([parameter]):

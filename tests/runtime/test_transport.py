@@ -59,3 +59,17 @@ def test_a_round_without_messages_is_done_at_once(group):
     transport = Distributed(group)
     transport.launch(0, [], [])
     assert transport.wait(0) and not group.asked
+
+
+def test_over_nccl_a_round_is_one_batch_and_all_pairs_are_connected_first(group, monkeypatch):
+    connected, batches = [], []
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    monkeypatch.setattr(dist, "P2POp", lambda kind, tensor, peer, group: (kind, tensor, peer, group))
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda ops: batches.append(ops) or [group])
+    monkeypatch.setattr("hsap.runtime.transport.connect", lambda *given: connected.append(given))
+    transport, one, two = Distributed(group, "cuda:1"), torch.zeros(1), torch.zeros(2)
+    assert connected == [(group, "cuda:1")] and not batches
+    transport.launch(7, [(1, one), (2, two)], [(1, two)])
+    # Peers as the whole job numbers them.
+    assert batches == [[(dist.isend, one, 5, group), (dist.isend, two, 6, group), (dist.irecv, two, 5, group)]]
+    assert transport.wait(7) and group.waited == 1

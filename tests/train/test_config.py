@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from hsap import clusters
 from hsap.data.packing import WINDOW, Packing
 from hsap.train.config import EngineConfig, PlannerConfig, train_config
+from hsap.train.inputs import kernel_options
 from hsap.train.overrides import GROUPS, know_project, rewrite
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -233,3 +234,20 @@ def test_weights_are_sharded_over_the_group_or_its_intra_axis():
 def test_what_isn_t_there_beside_tsp_is_refused(overrides, told):
     with pytest.raises(ValueError, match=told):
         build("+topology=4x2", "parallel=tsp", *overrides)
+
+
+def test_what_only_gpus_have_is_set_there_alone():
+    settings = ("engine.comm_ctas=4", "profile.nvtx=true", "deterministic_backward=true")
+    config = build(*settings, device="cuda")
+    assert (config.engine.comm_ctas, config.profile.nvtx, config.deterministic_backward) == (4, True, True)
+    assert kernel_options(config) == {"output": "native", "deterministic": True}
+    default = build()
+    assert (default.engine.comm_ctas, default.profile.nvtx) == (None, False)
+    assert kernel_options(default) == {"output": "float32", "deterministic": False}
+    for overrides, words in (
+        (["engine.comm_ctas=4"], r"engine\.comm_ctas=4 limits what NCCL takes .* engine\.backend is gloo"),
+        (["engine.comm_ctas=0"], r"engine\.comm_ctas=0: expected a whole number of at least 1, or null"),
+        (["profile.nvtx=true"], r"profile\.nvtx=true names instructions to a profiler of GPUs, and engine\.device is"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build(*overrides)

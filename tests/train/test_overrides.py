@@ -69,7 +69,7 @@ def test_a_sweep_is_recognised(argument):
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
-        ("experiment=null", "^experiment=null: expected .* experiment: long-context, smoke;"),
+        ("experiment=null", "^experiment=null: expected .* experiment: long-context, smoke, smollm2;"),
         ("++engine=3", "^engine=3: expected .* engine: bf16, default;"),
         ("out=ü/(1)", r"out=ü/\(1\).*in quotes"),
         ("optim.betas=(0.9,0.95)", "in quotes"),

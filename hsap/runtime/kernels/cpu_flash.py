@@ -17,6 +17,7 @@ from hsap.ir.slice import Kind, kinds, squares, strips
 from hsap.runtime.kernels.delta import cast_statistic, stand_in_output
 from hsap.runtime.kernels.merge import merge
 from hsap.runtime.kernels.work import Work
+from hsap.runtime.upload import Upload
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -64,7 +65,7 @@ class CpuFlashKernel:
     def __init__(self, float32_output: bool = False) -> None:
         self.float32_output = float32_output
 
-    def prepare(self, work: Work, device: torch.device | str) -> _Prepared:
+    def prepare(self, work: Work, device: torch.device | str, upload: Upload | None = None) -> _Prepared:
         """Decompose the slices into calls; see `Kernel`."""
         return _Prepared(tuple(_decompose(work.slices)), work.heads)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hsap.runtime.kernels.fused import fused
+
 CHUNK_BYTES = 1 << 20
 """What a CPU's cache holds: over 16,384 rows of 8 × 64 float32 a whole wide product takes ten times as long (141 ms
 against 14 on one thread), nearly all of it for fresh pages; chunks of 512 KiB to 2 MiB are within a fifth of each
@@ -14,6 +16,9 @@ other."""
 def row_delta(do: Tensor, o: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Sum do * o over the head dimension in a dtype that holds both (None: o's): do, o: [T, H, D] -> [T, H] of it."""
     dtype = dtype or o.dtype
+    own = fused(do.device.type)
+    if own is not None:
+        return own.row_delta(do, o, dtype)
     if do.device.type != "cpu":
         return (do.to(dtype) * o.to(dtype)).sum(-1)
     delta = torch.empty(do.shape[:-1], dtype=dtype)
@@ -32,6 +37,9 @@ def stand_in_output(do: Tensor, delta: Tensor) -> Tensor:
     out = do * delta / |do|^2 per row and head, 0 where do = 0. do: [T, H, D]; delta: [T, H]; returns do's dtype.
     Never larger than the true output (Cauchy-Schwarz), so half precision holds it.
     """
+    own = fused(do.device.type)
+    if own is not None:
+        return own.stand_in_output(do, delta)
     wide = delta.dtype
     # Scaled by the largest entry first: the squares of small gradients would underflow.
     largest = do.abs().amax(-1, keepdim=True).to(wide)

@@ -13,6 +13,8 @@ from hsap.runtime.kernels.varlen import Call, VarlenKernel
 
 FA2_MODULE = "flash_attn.flash_attn_interface"
 FA3_MODULE = "flash_attn_interface"
+FA3_DETERMINISTIC_DIM = 192
+"""Its deterministic backward refuses head dimensions that it rounds to 256."""
 
 
 def is_installed(module: str) -> bool:
@@ -27,11 +29,14 @@ def _load(kernel: str, module: str, advice: str) -> ModuleType:
 
 
 class FlashAttn2Kernel(VarlenKernel):
-    """flash-attn 2.7 or later. softcap: 0 is none, else scores become softcap * tanh(score / softcap)."""
+    """flash-attn 2.7 or later. softcap: 0 is none, else scores become softcap * tanh(score / softcap).
+
+    deterministic: backward gives the same bits in every run, as it also does where torch is told to.
+    """
 
     name = "flash_attn"
 
-    def __init__(self, softcap: float = 0.0) -> None:
+    def __init__(self, softcap: float = 0.0, deterministic: bool = False) -> None:
         advice = "pip install hsap[flash], or use kernel=cuda_flash, which comes with torch"
         module = _load(self.name, FA2_MODULE, advice)
         # 2.7 wrapped both functions as custom operators and made the window two arguments.
@@ -41,7 +46,7 @@ class FlashAttn2Kernel(VarlenKernel):
             )
         self._forward = module._wrapped_flash_attn_varlen_forward
         self._backward = module._wrapped_flash_attn_varlen_backward
-        self.softcap = softcap
+        self.softcap, self.deterministic = softcap, deterministic
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
         """See `VarlenKernel.forward`."""
@@ -90,17 +95,20 @@ class FlashAttn2Kernel(VarlenKernel):
             call.window[1],
             self.softcap,
             None,
-            torch.are_deterministic_algorithms_enabled(),
+            self.deterministic or torch.are_deterministic_algorithms_enabled(),
         )
         return dq, dk, dv
 
 
 class FlashAttn3Kernel(VarlenKernel):
-    """flash-attn 3 (the `hopper` folder of its repository), for GPUs of compute capability 9."""
+    """flash-attn 3 (the `hopper` folder of its repository), for GPUs of compute capability 9.
+
+    deterministic: as for version 2, up to FA3_DETERMINISTIC_DIM.
+    """
 
     name = "flash_attn3"
 
-    def __init__(self) -> None:
+    def __init__(self, deterministic: bool = False) -> None:
         advice = "install it from the hopper folder of the flash-attention repository, or use kernel=cuda_flash"
         module = _load(self.name, FA3_MODULE, advice)
         # Since the functions are custom operators, the window is two arguments.
@@ -108,6 +116,7 @@ class FlashAttn3Kernel(VarlenKernel):
             raise ValueError(f"kernel {self.name} needs a newer version of the module {FA3_MODULE}; {advice}")
         self._forward = module._flash_attn_forward
         self._backward = module._flash_attn_backward
+        self.deterministic = deterministic
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float) -> tuple[Tensor, Tensor]:
         """See `VarlenKernel.forward`."""
@@ -153,6 +162,6 @@ class FlashAttn3Kernel(VarlenKernel):
             call.window[0],
             call.window[1],
             0.0,
-            torch.are_deterministic_algorithms_enabled(),
+            self.deterministic or torch.are_deterministic_algorithms_enabled(),
         )
         return dq, dk, dv

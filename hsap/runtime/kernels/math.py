@@ -13,6 +13,7 @@ from hsap.ir.heads import HeadRun
 from hsap.ir.slice import canonical
 from hsap.runtime.kernels.merge import merge
 from hsap.runtime.kernels.work import Work
+from hsap.runtime.upload import Upload
 
 MAX_SCORES = 1 << 22
 """Scores held at once, per head run; slices are cut into strips of rows to stay below it."""
@@ -23,7 +24,7 @@ class MathKernel:
 
     name = "math"
 
-    def prepare(self, work: Work, device: torch.device | str) -> Work:
+    def prepare(self, work: Work, device: torch.device | str, upload: Upload | None = None) -> Work:
         """Return the work: there is nothing to decompose."""
         return work
 

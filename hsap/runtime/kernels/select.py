@@ -43,6 +43,7 @@ class _Request:
     head_dim: int | None
     softcap: float
     output: str
+    deterministic: bool
 
     def lacking_in(self, name: str) -> list[str]:
         """Name what a kernel can't do of what is asked."""
@@ -53,9 +54,19 @@ class _Request:
             f"dtype {str(self.dtype).removeprefix('torch.')}": self.dtype in can.dtypes,
             f"output={self.output}": can.float32_output or self.output == "native" or self.dtype not in HALF,
             "softcap": can.softcap or not self.softcap,
+            f"a deterministic backward{self._where(name)}": not self.deterministic or self._is_deterministic(name),
             f"head dimension {dim}": can.any_head_dim or dim is None or does_head_dim(dim),
         }
         return [what for what, done in checks.items() if not done]
+
+    def _is_deterministic(self, name: str) -> bool:
+        """Say whether backward gives the same bits in every run."""
+        if name == "math":
+            return self.device.type == "cpu"  # cuBLAS promises it for one stream only
+        return name != "flash_attn3" or self.head_dim is None or self.head_dim <= flash_attn.FA3_DETERMINISTIC_DIM
+
+    def _where(self, name: str) -> str:
+        return f" at head dimension {self.head_dim}" if name == "flash_attn3" else f" on {self.device.type}"
 
 
 def select_kernel(
@@ -68,10 +79,12 @@ def select_kernel(
     sinks: object = None,
     dropout: float = 0.0,
     output: str = "native",
+    deterministic: bool = False,
 ) -> Kernel:
     """Make the kernel `name`, or with "auto" the fastest that is installed and can do what is asked.
 
     output: "native" gives partial outputs in the inputs' dtype, "float32" at least float32 (math: always float64).
+    deterministic: backward gives the same bits in every run, which takes CUDA's kernels more time and memory.
     Raises ValueError where the kernel lacks something, and says which kernel has it.
     """
     if name != "auto" and name not in KERNELS:
@@ -81,7 +94,7 @@ def select_kernel(
     for what, asked in (("attention sinks", sinks is not None), ("attention dropout", dropout != 0)):
         if asked:
             raise ValueError(f"kernel {name} has no {what}, nor has any other kernel here; train without {what}")
-    request = _Request(torch.device(device), dtype, head_dim, softcap or 0.0, output)
+    request = _Request(torch.device(device), dtype, head_dim, softcap or 0.0, output, deterministic)
     lacking = {other: request.lacking_in(other) for other in KERNELS}
     able = [other for other in KERNELS if not lacking[other]]
     if name == "auto":
@@ -110,10 +123,10 @@ def _make(name: str, request: _Request) -> Kernel:
         case "cpu_flash":
             return CpuFlashKernel(float32_output=request.output == "float32")
         case "cuda_flash":
-            return CudaFlashKernel()
+            return CudaFlashKernel(request.deterministic)
         case "flash_attn":
-            return flash_attn.FlashAttn2Kernel(request.softcap)
+            return flash_attn.FlashAttn2Kernel(request.softcap, request.deterministic)
         case "flash_attn3":
-            return flash_attn.FlashAttn3Kernel()
+            return flash_attn.FlashAttn3Kernel(request.deterministic)
         case _:
             return MathKernel()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hsap.ir.heads import HeadRun
 from hsap.ir.slice import canonical
+from hsap.runtime.upload import Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,21 @@ class Kernel(Protocol):
     q, o, do, dq: [T_q, H_q, D]; kv, dkv: [T_k, 2, H_kv, D], keys then values; lse, delta: [T_q, H_q], natural log.
     o, dq, dkv and lse have the dtypes of `hsap.ir.precision`'s accumulators, or wider; delta is `row_delta`'s.
     Rows and heads may have any strides; the head dimension is contiguous.
+
+    What is prepared may have an attribute `stores`, for (o, lse, dq) and for dkv: true where one call makes each of
+    their rows at most once. Then `attend` takes a last argument `fresh`, and `attend_grad` one for dq and one for dkv:
+    what is fresh holds nothing yet, the call writes all of it, and it may have the inputs' own dtypes, as nothing is
+    added to it.
     """
 
     name: str
 
-    def prepare(self, work: Work, device: torch.device | str) -> Any:
-        """Decompose the work and put what the device needs there, once a plan; ValueError if it can't be done."""
+    def prepare(self, work: Work, device: torch.device | str, upload: Upload | None = None) -> Any:
+        """Decompose the work and put what the device needs there, once a plan; ValueError if it can't be done.
+
+        upload: takes what goes to the device, and the caller flushes it before the first call; None: it's there at
+        once.
+        """
         ...
 
     def attend(

@@ -16,11 +16,11 @@ from torch import Tensor
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
 from hsap.runtime.executor import Session
+from hsap.runtime.groups import connect
 from hsap.runtime.kernels import select_kernel
 from tests.bench.attention.cases import RING, ULYSSES, Case
 from tests.bench.attention.parts import watch
 from tests.bench.attention.peers import ContextParallel, Ulysses, VarlenAttention
-from tests.bench.connect import connect
 
 INPUTS, RESULTS = ("q", "k", "v", "do"), ("o", "dq", "dk", "dv")
 ALONE, BUSY, ALONE_AFTER = "alone", "busy", "alone after"
@@ -45,6 +45,7 @@ def together(rank: int, case: Case, folder: str, methods: Sequence[str]) -> dict
     by one process's kernel. After them ALONE_AFTER: a shared machine isn't equally fast all the time.
     """
     connect()
+    dist.barrier()
     session = Session(dtype=torch.float32)
     told = {ALONE: _whole(case, folder, [0]), BUSY: _whole(case, folder, range(len(os.sched_getaffinity(0))))}
     plans = {

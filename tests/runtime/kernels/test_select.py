@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hsap.runtime.kernels import flash_attn, select_kernel
+from hsap.runtime.kernels.determinism import deterministic_algorithms
 
 MISSING = not flash_attn.is_installed(flash_attn.FA2_MODULE)
 
@@ -75,6 +76,24 @@ def test_missing_package_says_how_to_install_it():
         ("flash_attn", "cuda", torch.float64, {}, "lacks dtype float64; use kernel=math"),
         ("cpu_flash", "cpu", torch.float32, {"softcap": 5.0}, "lacks softcap; nor has any other"),
         ("auto", "cpu", torch.float32, {"softcap": 5.0}, "cpu_flash lacks softcap; .*flash_attn lacks device cpu"),
+        (
+            "math",
+            "cuda",
+            torch.float32,
+            {"deterministic": True},
+            "math lacks a deterministic backward on cuda; nor has",
+        ),
+        (
+            "math",
+            "cuda",
+            torch.bfloat16,
+            {"deterministic": True, "head_dim": 64},
+            "use kernel=flash_attn3 or flash_attn",
+        ),
+        (
+            *("flash_attn3", "cuda", torch.bfloat16, {"deterministic": True, "head_dim": 256}),
+            "flash_attn3 lacks a deterministic backward at head dimension 256; use kernel=flash_attn or cuda_flash",
+        ),
         ("auto", "cpu", torch.int64, {}, "cpu_flash lacks dtype int64"),
         ("auto", "cpu", torch.float32, {"sinks": torch.zeros(2)}, "no attention sinks"),
         ("math", "cpu", torch.float32, {"dropout": 0.1}, "no attention dropout"),
@@ -83,3 +102,26 @@ def test_missing_package_says_how_to_install_it():
 def test_refusals_say_what_can(name, device, dtype, options, words):
     with pytest.raises(ValueError, match=words):
         select_kernel(name, device, dtype, **options)
+
+
+def test_deterministic_backward_is_asked_for(monkeypatch):
+    monkeypatch.setattr(flash_attn, "is_installed", lambda module: False)
+    for wanted in (False, True):
+        assert select_kernel("auto", "cuda", torch.bfloat16, deterministic=wanted).deterministic is wanted
+    assert select_kernel("auto", "cpu", torch.bfloat16, deterministic=True).name == "cpu_flash"
+
+
+@pytest.mark.parametrize("before", ["default", "warn", "error"])
+def test_torch_is_switched_for_the_kernel_alone(before):
+    torch.set_deterministic_debug_mode(before)
+    mode = torch.get_deterministic_debug_mode()
+    try:
+        for wanted, inside in ((False, mode), (True, 2)):
+            with pytest.raises(KeyError), deterministic_algorithms(wanted):
+                assert torch.get_deterministic_debug_mode() == inside
+                assert torch.utils.deterministic.fill_uninitialized_memory is not wanted
+                raise KeyError
+            assert torch.get_deterministic_debug_mode() == mode
+            assert torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.set_deterministic_debug_mode("default")

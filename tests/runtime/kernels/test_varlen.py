@@ -166,3 +166,25 @@ def test_tensors_of_the_oracle_are_views():
     q, kv, _ = tensors(5, 6, RUNS[1], 8, torch.float32)
     assert not q.is_contiguous() and not kv.is_contiguous()
     assert accumulator_dtype(q.dtype) == torch.float64
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_torch_s_flash_takes_the_arguments_as_given(deterministic):
+    """On the meta device, where torch checks arguments against its schema and gives shapes, and nothing is computed."""
+    rows = [(0, 300, 0, 300, -sl.UNBOUNDED, 0), (300, 400, 10, 200), (400, 777, 400, 777, -63, 0), (2, 9, 500, 700)]
+    work = Work(make_table(rows), RUNS[3])
+    kernel = CudaFlashKernel(deterministic)
+    q, o, dq = (torch.empty(777, 7, 64, dtype=kind, device="meta") for kind in (torch.bfloat16, *[torch.float32] * 2))
+    kv, dkv = (torch.empty(800, 2, 2, 64, dtype=kind, device="meta") for kind in (torch.bfloat16, torch.float32))
+    lse, delta = (torch.empty(777, 7, dtype=kind, device="meta") for kind in (torch.float64, torch.float32))
+    prepared = kernel.prepare(work, "meta")
+    assert len(prepared.calls) == 3
+    kernel.attend(prepared, q, kv, o, lse, 0.125)
+    kernel.attend_grad(prepared, q, kv, q, lse, delta, dq, dkv, 0.125)
+    for call in prepared.calls:
+        num_q, num_k = (777 if isinstance(side.rows, slice) else len(side.rows) for side in (call.q, call.kv))
+        packed = [torch.empty(n, h, 64, dtype=torch.bfloat16, device="meta") for n, h in ((num_q, 6), (num_k, 2))]
+        out, stats = kernel.forward(packed[0], packed[1], packed[1], call, 0.125)
+        assert out.shape == packed[0].shape and stats.shape == (6, num_q) and stats.dtype == torch.float32
+        grads = kernel.backward(out, packed[0], packed[1], packed[1], out, stats, call, 0.125)
+        assert [x.shape for x in grads] == [x.shape for x in (packed[0], packed[1], packed[1])]
