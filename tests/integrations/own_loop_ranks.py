@@ -84,7 +84,7 @@ def averaged(w: dict[str, Tensor], loss: Tensor, group=None) -> tuple[Tensor, di
 
 def data_parallel(rank: int, topology: str) -> tuple:
     """Each SP group has one of the two packs, or one group both."""
-    sp = SequenceParallel(topology, heads(), MASKS, planner="auto")
+    sp = SequenceParallel(topology, heads(), MASKS, planner="auto" if topology == "2x2" else "sap")
     mine = list(range(len(LENGTHS)))[sp.dp_rank :: sp.dp_size]
     lengths = [length for i in mine for length in LENGTHS[i]]
     tokens = torch.cat([tokens_of(LENGTHS[i], i) for i in mine])

@@ -179,22 +179,51 @@ def test_interpreted() -> None:
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+class Hopper:
+    """Stands in for the driver of a GPU that isn't here: all that compiling asks of one."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+class Compiled:
+    """A kernel whose launches compile it for the arguments at hand, and do no more."""
+
+    def __init__(self, kernel, made: list) -> None:
+        self.kernel, self.made = kernel, made
+
+    def __getitem__(self, grid):
+        return lambda *given, **flags: self.made.append(self.kernel.warmup(*given, grid=grid, **flags))
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="what is interpreted can't be compiled")
+@pytest.mark.skipif(
+    INTERPRETED or HAS_CUDA, reason="what is interpreted can't be compiled, and a GPU has its own driver"
+)
 @pytest.mark.skipif(not HAS_TRITON, reason='needs triton (pip install "hsap[triton]"), whose compiler needs no GPU')
-def test_every_kernel_compiles_for_gpus_that_aren_t_here(tmp_path, monkeypatch) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def test_every_launch_compiles_once_for_all_packs(tmp_path, monkeypatch) -> None:
+    """The runtime's own calls, for packs of three lengths, of which two aren't multiples of 16."""
+    from triton.runtime import driver
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    # Types as in a plan for bf16; what isn't named is a size or a stride.
-    types = {"o_acc": "*fp32", "total": "*fp32", "lse_acc": "*fp64", "lse_part": "*fp32", "delta": "*fp32"}
-    types |= dict.fromkeys(("o_part", "part", "do", "o", "out"), "*bf16")
-    types |= dict.fromkeys(("acc_rows", "part_rows", "total_rows"), "*i64")
-    module = triton_rows()
-    for kernel in (module._merge, module._add, module._delta, module._stand_in):
-        flags = {name: True for name in kernel.arg_names if name.startswith("HAS_")} | {"PAIRS": 16, "WIDTH": 128}
-        signature = {name: "constexpr" if name in flags else types.get(name, "i32") for name in kernel.arg_names}
-        made = triton.compile(ASTSource(kernel, signature, flags), target=GPUTarget("cuda", 90, 32))
-        assert len(made.asm["cubin"]) > 1000, kernel
+    module, made = triton_rows(), []
+    for name in ("_merge", "_add", "_delta", "_stand_in"):
+        monkeypatch.setattr(module, name, Compiled(getattr(module, name), made))
+    monkeypatch.setattr(driver, "_active", Hopper())
+    for rows in (64, 67, 101):
+        o, part = torch.zeros(rows, 8, 128), torch.zeros(rows, 8, 128, dtype=torch.bfloat16)
+        lse, lse_part, index = torch.zeros(rows, 8, dtype=torch.float64), torch.zeros(8, rows).T, torch.arange(rows)
+        module.merge(o, lse, part, lse_part)
+        module.merge(o, lse, part, lse_part, index, index)
+        module.add_rows(o, part, index)
+        module.stand_in_output(part, module.row_delta(part, part, torch.float32))
+    assert len(made) == 15 and len({kernel.hash for kernel in made}) == 5
+    assert all(len(kernel.asm["cubin"]) > 1000 for kernel in made)
