@@ -35,7 +35,9 @@ def begin(out, background):
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, WIDTH)).sum().backward()
     optimizer.step()
-    engine = SimpleNamespace(device=torch.device("cpu"), deepspeed=SimpleNamespace(module=model, optimizer=optimizer))
+    engine = SimpleNamespace(
+        device=torch.device("cpu"), deepspeed=SimpleNamespace(module=model, optimizer=optimizer, mpu=None)
+    )
     return Saver(config, {}), engine
 
 
