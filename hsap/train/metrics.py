@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -91,3 +92,8 @@ def truncate(path: Path, last_step: int) -> None:
     fresh = path.with_suffix(".tmp")
     fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
     os.replace(fresh, path)
+
+
+def ratio(value: float, count: float) -> float | None:
+    """A ratio as a figure: None where it is undefined or not finite."""
+    return value / count if count and math.isfinite(value) else None
