@@ -22,8 +22,8 @@ from hsap.train.tsp.planning import ShardExchange, ShardPlans
 class Evaluation:
     """One rank's part of it.
 
-    exchange: makes what plans travel through, called once. loss_sum: of the token losses of a rank's rows of a micro-batch,
-    under a plan of it.
+    exchange: makes what plans travel through, called once. loss_sum: of the token losses of this rank's rows of a
+    micro-batch, by its plan.
     """
 
     def __init__(
