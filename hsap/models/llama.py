@@ -21,6 +21,9 @@ from hsap.models.offload import CudaMover, Mover, Shelf
 from hsap.models.rope import Rope, rope_tables, rotate
 from hsap.models.scaling import RopeScaling
 
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+"""Names of the parameters that stand in no layer."""
+
 # attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows. With `checkpointing="full"` it
 # also has `keeping`, which takes the same and gives (o_THD, a named tuple with o and lse), and
 # `resumed(q_THD, k_THD, v_THD, that tuple) -> o_THD`, as `hsap.PlannedAttention` has them.
@@ -272,6 +275,11 @@ def initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -
     residual_std = config.init_std / (2 * config.num_layers) ** 0.5
     std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else config.init_std
     return torch.empty(shape).normal_(0, std, generator=generator)
+
+
+def skeleton(config: ModelConfig) -> dict[str, nn.Parameter]:
+    """Every parameter of a model by its name, on the meta device: shapes without memory. A tied head isn't one."""
+    return dict(Llama(config, device="meta").named_parameters())
 
 
 def build_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device=None) -> Llama:

@@ -11,19 +11,13 @@ from torch import Tensor
 
 from hsap.models.config import ModelConfig
 from hsap.models.huggingface.reading import read_json
-from hsap.models.llama import Llama
+from hsap.models.llama import EMBEDDING, HEAD, skeleton
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _READABLE = ("F64", "F32", "F16", "BF16")
 # Frequencies of rotary embedding, which follow from the config: files of 2023 hold them.
 _DERIVED = ".rotary_emb.inv_freq"
 _SHOWN = 5
-
-
-def shapes(config: ModelConfig) -> dict[str, Tensor]:
-    """Every parameter of a model by its name, on the meta device; a tied head isn't one."""
-    return dict(Llama(config, device="meta").named_parameters())
 
 
 class Weights:
@@ -64,7 +58,7 @@ class Weights:
 
     def check(self, config: ModelConfig) -> None:
         """Refuse, by ValueError, weights that aren't those of such a model: it lists what is missing, or too much."""
-        expected = shapes(config)
+        expected = skeleton(config)
         missing = [name for name in expected if name not in self]
         more = [name for name in self if name not in expected and not name.endswith(_DERIVED)]
         if config.tied_embeddings and HEAD in more:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
-from hsap.models.llama import Llama, rms_norm
+from hsap.models.llama import EMBEDDING, HEAD, NORM, rms_norm, skeleton
 from hsap.models.rope import rope_tables
 from hsap.models.scaling import RopeScaling
 from hsap.models.tsp.attention import Projections, ShardAttention
@@ -20,7 +20,6 @@ from hsap.models.tsp.vocabulary import Vocabulary
 ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
 BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 MLP_WEIGHTS = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 class ShardedLlama(nn.Module):
@@ -42,8 +41,7 @@ class ShardedLlama(nn.Module):
         super().__init__()
         self.config, self.transport = config, transport
         self.shards = Shards(config, transport.degree)
-        skeleton = Llama(config, device="meta")
-        self._shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+        self._shapes = {name: tuple(p.shape) for name, p in skeleton(config).items()}
         self.parts = {name: self.part(name, transport.index) for name in self._shapes}
         for name, part in self.parts.items():
             path, leaf = name.rsplit(".", 1)
