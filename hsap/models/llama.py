@@ -18,8 +18,7 @@ from hsap.models.config import ModelConfig
 from hsap.models.loss import token_loss_sum, token_losses, wide_dtype
 from hsap.models.mlp import SwiGLU
 from hsap.models.offload import CudaMover, Mover, Shelf
-from hsap.models.rope import Rope, rope_tables, rotate
-from hsap.models.scaling import RopeScaling
+from hsap.models.rope import Rope, model_rope, rotate
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 """Names of the parameters that stand in no layer."""
@@ -195,8 +194,7 @@ class Decoder(nn.Module):
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         hidden_TC = self.embed_tokens(tokens_T)
         config = self.config
-        scaling = RopeScaling.parse(config.rope_scaling)
-        rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
+        rope = model_rope(config, positions_T, hidden_TC.dtype)
         shelf = None
         if config.offload_checkpoints and torch.is_grad_enabled():
             self.mover = self.mover or CudaMover(hidden_TC.device)

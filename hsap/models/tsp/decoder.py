@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
 from hsap.models.llama import EMBEDDING, HEAD, NORM, rms_norm, skeleton
-from hsap.models.rope import rope_tables
-from hsap.models.scaling import RopeScaling
+from hsap.models.rope import model_rope
 from hsap.models.tsp.attention import Projections, ShardAttention
 from hsap.models.tsp.mlp import MLP
 from hsap.models.tsp.rounds import Shapes, Transport
@@ -79,8 +78,7 @@ class ShardedLlama(nn.Module):
         replicated = _Replicated.apply(self.transport, *(parameters[name] for name in names))
         parameters |= zip(names, replicated, strict=True)
         hidden_TC = self.vocabulary.embed(tokens_T, parameters[EMBEDDING])
-        scaling = RopeScaling.parse(config.rope_scaling)
-        rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
+        rope = model_rope(config, positions_T, hidden_TC.dtype)
         for index, (projections, mlp) in enumerate(self.layers):
             own = {n.split(".", 3)[-1]: p for n, p in parameters.items() if n.startswith(f"model.layers.{index}.")}
             whole = [own["input_layernorm.weight"]]
