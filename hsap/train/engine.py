@@ -93,16 +93,15 @@ def join(config: TrainConfig) -> Mesh:
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 
-def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
-    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed. Collective over the
-    job."""
+def _model(
+    config: TrainConfig, model_config: ModelConfig, settings: dict, device: torch.device
+) -> tuple[nn.Module, Sharding | None]:
+    """Make the model as its weights are held: in shards (TSP), partitioned (ZeRO 3) or whole; also TSP's groups.
+
+    settings: DeepSpeed's.
+    """
     import deepspeed
 
-    device = (
-        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
-    )
-    buffers = Buffers.of(model_config, config.tsp_degree)
-    settings = deepspeed_settings(config, buffers)
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
     folder = None if config.resume else config.model.get("from")
@@ -130,6 +129,20 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         model = build_model(model_config, config.train.seed, dtype, device)
     else:
         model = load(folder, dtype, device, model_config)
+    return model, sharding
+
+
+def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
+    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed. Collective over the
+    job."""
+    import deepspeed
+
+    device = (
+        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
+    )
+    buffers = Buffers.of(model_config, config.tsp_degree)
+    settings = deepspeed_settings(config, buffers)
+    model, sharding = _model(config, model_config, settings, device)
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
