@@ -22,6 +22,8 @@ from hsap.models.rope import Rope, model_rope, rotate
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 """Names of the parameters that stand in no layer."""
+VECTORS = ("norm.weight", "bias")
+"""How names end of parameters that are no matrices: norms and biases."""
 
 # attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows. With `checkpointing="full"` it
 # also has `keeping`, which takes the same and gives (o_THD, a named tuple with o and lse), and
@@ -266,7 +268,7 @@ def initialise(
 
 def initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Tensor:
     """What `initialise` makes of a parameter of that name and whole shape, in float32 on the CPU."""
-    if name.endswith(("norm.weight", "bias")):
+    if name.endswith(VECTORS):
         return torch.full(shape, float(name.endswith("weight")))
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

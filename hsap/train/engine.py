@@ -22,7 +22,7 @@ from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
-from hsap.models.llama import Llama
+from hsap.models.llama import VECTORS, Llama
 from hsap.models.mlp import SwiGLU
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
@@ -159,9 +159,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
 
 def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
     """Matrices decay, norms and biases don't."""
-    vectors = ("norm.weight", "bias")
-    matrices = [p for name, p in model.named_parameters() if not name.endswith(vectors)]
-    rest = [p for name, p in model.named_parameters() if name.endswith(vectors)]
+    matrices = [p for name, p in model.named_parameters() if not name.endswith(VECTORS)]
+    rest = [p for name, p in model.named_parameters() if name.endswith(VECTORS)]
     return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
