@@ -277,7 +277,7 @@ def initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -
     return torch.empty(shape).normal_(0, std, generator=generator)
 
 
-def skeleton(config: ModelConfig) -> dict[str, nn.Parameter]:
+def shapes(config: ModelConfig) -> dict[str, nn.Parameter]:
     """Every parameter of a model by its name, on the meta device: shapes without memory. A tied head isn't one."""
     return dict(Llama(config, device="meta").named_parameters())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hsap.models.llama import skeleton
+from hsap.models.huggingface.tensors import shapes
 
 SCRIPT = Path(__file__).parents[2] / "datasets" / "prepare_smollm2.py"
 SPEC = importlib.util.spec_from_file_location("prepare_smollm2", SCRIPT)
@@ -95,8 +95,8 @@ def test_every_tensor_is_read_exactly(script):
     assert file.keys["general.tags"] == ["one", "two"]
     config = script.config_of(file)
     assert (config.norm_eps, config.rope_base, config.tied_embeddings) == (1e-5, 1e5, True)
-    found = {name: script.parameter(file, config, name) for name in skeleton(config)}
-    assert {name: t.shape for name, t in found.items()} == {name: t.shape for name, t in skeleton(config).items()}
+    found = {name: script.parameter(file, config, name) for name in shapes(config)}
+    assert {name: t.shape for name, t in found.items()} == {name: t.shape for name, t in shapes(config).items()}
     layer = "model.layers.0."
     for ours, theirs in (
         ("model.embed_tokens", "token_embd"),

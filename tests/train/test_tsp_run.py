@@ -8,7 +8,7 @@ import torch
 
 from hsap.models import ModelConfig, build_model
 from hsap.models.huggingface import save
-from hsap.models.llama import skeleton
+from hsap.models.llama import shapes
 from hsap.models.tsp.traffic import weight_traffic
 from hsap.train.checkpoints.export import Exported
 from tests.parity import Case, arguments, compare, run_world, write_data
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_of_no_topology(runs, index):
 def test_whole_parameters_are_exported(runs, name):
     base = runs / ("alone1" if name == "2" else "alone0")
     wanted, got = Exported.open(base), Exported.open(runs / name)
-    for parameter, like in skeleton(wanted.config).items():
+    for parameter, like in shapes(wanted.config).items():
         whole = got.parameter(parameter)
         assert whole.shape == like.shape
         torch.testing.assert_close(whole, wanted.parameter(parameter), rtol=0, atol=2e-4)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
 from hsap.models.huggingface.reading import read_config
-from hsap.models.huggingface.tensors import INDEX, SINGLE, Weights
+from hsap.models.huggingface.tensors import INDEX, SINGLE, Weights, shapes
 from hsap.models.huggingface.writing import config_json
-from hsap.models.llama import Llama, skeleton
+from hsap.models.llama import Llama
 from hsap.tensorfile import write_tensors
 
 SHARD_BYTES = 5 * 10**9
@@ -100,7 +100,7 @@ def write(
     fresh.mkdir(parents=True)
     try:
         (fresh / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        _write_weights(fresh, skeleton(config), lambda name: parameter(name).detach().to(dtype), dtype, shard_bytes)
+        _write_weights(fresh, shapes(config), lambda name: parameter(name).detach().to(dtype), dtype, shard_bytes)
         os.replace(fresh, folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)

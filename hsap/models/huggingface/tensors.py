@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hsap.models.config import ModelConfig
 from hsap.models.huggingface.reading import read_json
-from hsap.models.llama import EMBEDDING, HEAD, skeleton
+from hsap.models.llama import EMBEDDING, HEAD, shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _READABLE = ("F64", "F32", "F16", "BF16")
@@ -58,7 +58,7 @@ class Weights:
 
     def check(self, config: ModelConfig) -> None:
         """Refuse, by ValueError, weights that aren't those of such a model: it lists what is missing, or too much."""
-        expected = skeleton(config)
+        expected = shapes(config)
         missing = [name for name in expected if name not in self]
         more = [name for name in self if name not in expected and not name.endswith(_DERIVED)]
         if config.tied_embeddings and HEAD in more:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
-from hsap.models.llama import EMBEDDING, HEAD, NORM, rms_norm, skeleton
+from hsap.models.llama import EMBEDDING, HEAD, NORM, rms_norm, shapes
 from hsap.models.rope import model_rope
 from hsap.models.tsp.attention import Projections, ShardAttention
 from hsap.models.tsp.mlp import MLP
@@ -40,7 +40,7 @@ class ShardedLlama(nn.Module):
         super().__init__()
         self.config, self.transport = config, transport
         self.shards = Shards(config, transport.degree)
-        self._shapes = {name: tuple(p.shape) for name, p in skeleton(config).items()}
+        self._shapes = {name: tuple(p.shape) for name, p in shapes(config).items()}
         self.parts = {name: self.part(name, transport.index) for name in self._shapes}
         for name, part in self.parts.items():
             path, leaf = name.rsplit(".", 1)

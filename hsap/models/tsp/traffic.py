@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hsap.models.config import ModelConfig
-from hsap.models.llama import EMBEDDING, skeleton
+from hsap.models.llama import EMBEDDING, shapes
 from hsap.models.tsp.decoder import ATTENTION, BIASES, MLP_WEIGHTS
 from hsap.models.tsp.shards import Shards
 
@@ -23,7 +23,7 @@ def weight_traffic(
     (D - 1) · (L · (A + M) + 2 V) gradients, whatever the number of tokens; beside these, the sums of replicated
     parameters' gradients, which are small. Keys and values are the plans' to count, each layer's once for every shard.
     """
-    whole = {name: tuple(tensor.shape) for name, tensor in skeleton(config).items()}
+    whole = {name: tuple(tensor.shape) for name, tensor in shapes(config).items()}
     shards = Shards(config, degree)
 
     def elements(name: str, shard: int) -> int:

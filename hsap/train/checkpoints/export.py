@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hsap.models import ModelConfig
-from hsap.models.llama import skeleton
+from hsap.models.llama import shapes
 from hsap.train.checkpoints.folder import LATEST, damage, read_checkpoint
 from hsap.train.checkpoints.sharding import WEIGHT
 from hsap.train.checkpoints.tensors import Pieces
@@ -38,7 +38,7 @@ class Exported:
         shape = {name.removeprefix("model."): value for name, value in identity.items() if name.startswith("model.")}
         config = ModelConfig.from_mapping(shape)
         pieces = Pieces(path / name for name in state["files"])
-        return cls(config, state["step"], identity["data.pack_tokens"], pieces, skeleton(config))
+        return cls(config, state["step"], identity["data.pack_tokens"], pieces, shapes(config))
 
     def parameter(self, name: str) -> Tensor:
         """Give a parameter in float32."""
