@@ -67,6 +67,7 @@ class SelfAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, device, dtype)
 
     def project(self, x_TC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """Make q [T, H, D], k and v [T, H_kv, D] of x [T, hidden_dim]; queries and keys are turned."""
         num_rows, head_dim = x_TC.shape[0], self.config.head_dim
         q_THD = self.q_proj(x_TC).view(num_rows, self.config.num_q_heads, head_dim)
         k_THD = self.k_proj(x_TC).view(num_rows, self.config.num_kv_heads, head_dim)
@@ -76,6 +77,7 @@ class SelfAttention(nn.Module):
         return rotate(q_THD, rope), rotate(k_THD, rope), v_THD
 
     def merge_heads(self, o_THD: Tensor) -> Tensor:
+        """Bring attention's output [T, H, D] back to the hidden width: [T, hidden_dim]."""
         return self.o_proj(o_THD.reshape(o_THD.shape[0], self.config.q_dim))
 
 
@@ -194,6 +196,7 @@ class Decoder(nn.Module):
         self.mover: Mover | None = None
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Give the hidden states behind the final norm, [T, hidden_dim]; arguments as of `Llama.forward`."""
         hidden_TC = self.embed_tokens(tokens_T)
         config = self.config
         rope = model_rope(config, positions_T, hidden_TC.dtype)
