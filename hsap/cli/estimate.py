@@ -76,7 +76,7 @@ def _figures(job, found) -> dict:
 
 
 def _table(job, found, fixed: int | None, data: str | None) -> str:
-    from hsap.tune.table import SHORT
+    from hsap.tune.table import SHORT, aligned
 
     titles = ["dp x topology", "ZeRO", "ckpt", "pack" if fixed else "longest pack", "a rank", "GiB", *SHORT.values()]
     rows = []
@@ -87,12 +87,10 @@ def _table(job, found, fixed: int | None, data: str | None) -> str:
             f"{s.dp} x {s.topology}", str(s.zero_stage), s.checkpointing, f"{one.pack_tokens:,}", f"{share:,}",
             f"{sum(one.memory.values()) / GIB:.2f}", *(f"{one.memory[name] / GIB:.2f}" for name in SHORT),
         ])  # fmt: skip
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths)) for row in [titles, *rows]]
     spread = "everything even" if data is None else f"planned with documents of {data}"
     head = (
         f"{job.name} on {job.cluster.num_nodes} x {job.cluster.name} ({job.world} ranks of "
         f"{job.cluster.capacity_bytes / GIB:.1f} GiB), {job.dtype}: tokens of a pack, one a micro-step, {spread}; GiB "
         "of the fullest rank when it needs most, by item"
     )
-    return "\n".join([head, "", *lines])
+    return "\n".join([head, "", *aligned([titles, *rows], ">")])

@@ -40,6 +40,7 @@ from hsap.models.loss import wide_dtype
 from hsap.runtime.attention import attention
 from hsap.runtime.executor import Executor, Session
 from hsap.runtime.groups import Mesh, job_store, make_mesh
+from hsap.runtime.kernels import partial_output
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.upload import sent
 from hsap.train.compiling import PlanningSetup, Shape
@@ -155,8 +156,7 @@ class SequenceParallel:
         setup = PlanningSetup(problem, planner, dict(options or {}), verify)
         # The plan of nothing: already it knows whether planner, options and masks fit.
         setup.compile(problem.layout)
-        # On CPUs partial outputs in float32 cost nothing and keep bf16's error that of one device.
-        output = "float32" if self.device.type == "cpu" else "native"
+        output = partial_output(self.device)
         self._session = Session(self.mesh.sp, kernel, self.device, TORCH_DTYPES[heads.dtype], output=output)
         self._session.kernel(heads.head_dim)
         self._averaged = average_over

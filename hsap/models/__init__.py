@@ -1,4 +1,10 @@
-"""Llama-family decoder in plain PyTorch, over local rows of packed sequences; its shape alone needs no torch."""
+"""Llama-family decoder in plain PyTorch, over local rows of packed sequences; its shape alone needs no torch.
+
+config       dimensions and numerics, checked; parameters and FLOPs
+llama        the decoder (rope, scaling: rotary embedding; mlp, loss: in chunks; offload: what layers keep, on the host)
+huggingface  folders of Hugging Face's, read and written
+tsp          the same decoder with its weights sharded over ranks
+"""
 
 import importlib
 

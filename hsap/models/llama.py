@@ -18,8 +18,12 @@ from hsap.models.config import ModelConfig
 from hsap.models.loss import token_loss_sum, token_losses, wide_dtype
 from hsap.models.mlp import SwiGLU
 from hsap.models.offload import CudaMover, Mover, Shelf
-from hsap.models.rope import Rope, rope_tables, rotate
-from hsap.models.scaling import RopeScaling
+from hsap.models.rope import Rope, model_rope, rotate
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+"""Names of the parameters that stand in no layer."""
+VECTORS = ("norm.weight", "bias")
+"""How names end of parameters that are no matrices: norms and biases."""
 
 # attention(q_THD, k_THD, v_THD, layer_index) -> o_THD, all on this rank's local rows. With `checkpointing="full"` it
 # also has `keeping`, which takes the same and gives (o_THD, a named tuple with o and lse), and
@@ -63,6 +67,7 @@ class SelfAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps, device, dtype)
 
     def project(self, x_TC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """Make q [T, H, D], k and v [T, H_kv, D] of x [T, hidden_dim]; queries and keys are turned."""
         num_rows, head_dim = x_TC.shape[0], self.config.head_dim
         q_THD = self.q_proj(x_TC).view(num_rows, self.config.num_q_heads, head_dim)
         k_THD = self.k_proj(x_TC).view(num_rows, self.config.num_kv_heads, head_dim)
@@ -72,6 +77,7 @@ class SelfAttention(nn.Module):
         return rotate(q_THD, rope), rotate(k_THD, rope), v_THD
 
     def merge_heads(self, o_THD: Tensor) -> Tensor:
+        """Bring attention's output [T, H, D] back to the hidden width: [T, hidden_dim]."""
         return self.o_proj(o_THD.reshape(o_THD.shape[0], self.config.q_dim))
 
 
@@ -190,10 +196,10 @@ class Decoder(nn.Module):
         self.mover: Mover | None = None
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Give the hidden states behind the final norm, [T, hidden_dim]; arguments as of `Llama.forward`."""
         hidden_TC = self.embed_tokens(tokens_T)
         config = self.config
-        scaling = RopeScaling.parse(config.rope_scaling)
-        rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
+        rope = model_rope(config, positions_T, hidden_TC.dtype)
         shelf = None
         if config.offload_checkpoints and torch.is_grad_enabled():
             self.mover = self.mover or CudaMover(hidden_TC.device)
@@ -265,13 +271,18 @@ def initialise(
 
 def initial(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> Tensor:
     """What `initialise` makes of a parameter of that name and whole shape, in float32 on the CPU."""
-    if name.endswith(("norm.weight", "bias")):
+    if name.endswith(VECTORS):
         return torch.full(shape, float(name.endswith("weight")))
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     residual_std = config.init_std / (2 * config.num_layers) ** 0.5
     std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else config.init_std
     return torch.empty(shape).normal_(0, std, generator=generator)
+
+
+def shapes(config: ModelConfig) -> dict[str, nn.Parameter]:
+    """Every parameter of a model by its name, on the meta device: shapes without memory. A tied head isn't one."""
+    return dict(Llama(config, device="meta").named_parameters())
 
 
 def build_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device=None) -> Llama:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from hsap.models.config import ModelConfig
 from hsap.models.loss import wide_dtype
 from hsap.models.scaling import RopeScaling
 
@@ -26,6 +27,12 @@ def rope_tables(
     angles_TD = positions_T.to(torch.float64)[:, None] * frequencies
     wide = wide_dtype(dtype)
     return angles_TD.cos().to(wide)[:, None, :], angles_TD.sin().to(wide)[:, None, :]
+
+
+def model_rope(config: ModelConfig, positions_T: Tensor, dtype: torch.dtype) -> Rope:
+    """The tables of a model's heads; dtype: its hidden states'."""
+    scaling = RopeScaling.parse(config.rope_scaling)
+    return rope_tables(positions_T, config.head_dim, config.rope_base, dtype, scaling)
 
 
 def rotate(x_THD: Tensor, rope: Rope) -> Tensor:

@@ -54,6 +54,7 @@ class Planner:
     slow: it takes so long that `auto` tries it only when it is named. may_relay: it takes the option `relay`, false
     unless given; with relay=True the compiler routes all its rows, and each of them across a node border once.
     usual: it is quick to plan and often quick to run, so that the tuner tries it where no planner is named.
+    places_by_heads: where tokens live may depend on the heads; if not, plans for unequal shares of them agree on it.
     effort: of so many documents on so many ranks of a column, above 1 where planning takes seconds or longer; the tuner
     then leaves it out unless it is named.
     """
@@ -65,19 +66,26 @@ class Planner:
     slow: bool = False
     may_relay: bool = False
     usual: bool = False
+    places_by_heads: bool = True
     effort: Callable[[int, int], float] = _little
 
 
 PLANNERS: dict[str, Planner] = {
-    "ring": Planner(ring, "Ring Attention (Liu et al., 2023)", "contiguous shards, KV travels once around"),
+    "ring": Planner(
+        ring, "Ring Attention (Liu et al., 2023)", "contiguous shards, KV travels once around", places_by_heads=False
+    ),
     "zigzag": Planner(
         zigzag,
         "Striped Attention (2023), TransformerEngine CP",
         "2N chunks a document, KV in a ring",
+        places_by_heads=False,
         effort=_pairs_of_chunks,
     ),
     "distflash": Planner(
-        distflash, "DistFlashAttn / LightSeq (Li et al., 2023)", "the pack as one causal triangle, idle ranks help"
+        distflash,
+        "DistFlashAttn / LightSeq (Li et al., 2023)",
+        "the pack as one causal triangle, idle ranks help",
+        places_by_heads=False,
     ),
     "allgather": Planner(
         allgather,
@@ -85,6 +93,7 @@ PLANNERS: dict[str, Planner] = {
         "2N chunks of the pack, needed KV gathered, then compute",
         may_relay=True,
         usual=True,
+        places_by_heads=False,
     ),
     "flashcp": Planner(
         flashcp,
@@ -92,6 +101,7 @@ PLANNERS: dict[str, Planner] = {
         "documents whole where balance allows, else in zigzag shards",
         may_relay=True,
         usual=True,
+        places_by_heads=False,
     ),
     "magi": Planner(
         magi,
@@ -99,6 +109,7 @@ PLANNERS: dict[str, Planner] = {
         "equal chunks dealt by a min-heap, needed KV multicast",
         may_relay=True,
         usual=True,
+        places_by_heads=False,
     ),
     "mesh": Planner(
         mesh,
@@ -111,7 +122,13 @@ PLANNERS: dict[str, Planner] = {
     "nested": Planner(
         nested, "ours", "node first, then rank, then tile; areas and tokens balanced", usual=True, effort=_proposals
     ),
-    "sap": Planner(sap, "HSAP §3.2", "each document a balanced triangle, then even over all ranks", usual=True),
+    "sap": Planner(
+        sap,
+        "HSAP §3.2",
+        "each document a balanced triangle, then even over all ranks",
+        usual=True,
+        places_by_heads=False,
+    ),
     "dcp": Planner(
         dcp,
         "DCP (Jiang et al., 2025)",

@@ -98,6 +98,7 @@ class PlannedAttention(nn.Module):
             )
 
     def forward(self, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer_index: int = 0) -> Tensor:
+        """Attend as `attention` does, with the plan and as many rows as `load` was told of; ValueError for others."""
         return self._attend(q_THD, k_THD, v_THD, self._call(layer_index))[0]
 
     def keeping(self, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer_index: int = 0) -> tuple[Tensor, Attended]:

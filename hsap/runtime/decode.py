@@ -127,16 +127,12 @@ class Decoder:
         _, *after = self.touching[buffer]
         if len(after) != 1 or self.programs.op[after[0]] != Op.COPY:
             return buffer
-        target = int(self.programs.buf[after[0], 1])
-        alike = (self.buffers.rows[target] == self.buffers.rows[buffer]).all() and (
-            self.buffers.heads[target] == self.buffers.heads[buffer]
-        ).all()
-        copied = self.programs.instruction(after[0])
-        all_of_it = self._rows(buffer, copied.rows)[1:] == (0, self.memory.num_rows[buffer - self.memory.first])
-        all_of_it = (
-            all_of_it and self._heads(buffer, copied.heads)[1] == self.memory.num_heads[buffer - self.memory.first]
-        )
-        if self.buffers.space[target] != Space.OUTPUT or not alike or not all_of_it:
+        copied, buffers = self.programs.instruction(after[0]), self.buffers
+        target, (place, *rows) = copied.buf[1], self._rows(buffer, copied.rows)
+        alike = all((of[target] == of[buffer]).all() for of in (buffers.rows, buffers.heads))
+        _, num_heads = self._heads(buffer, copied.heads)
+        whole = (*rows, num_heads) == (0, self.memory.num_rows[place], self.memory.num_heads[place])
+        if buffers.space[target] != Space.OUTPUT or not alike or not whole:
             return buffer
         self.left_out.add(after[0])
         return target
@@ -268,10 +264,8 @@ class Decoder:
             self._made(at, buffer, instruction.heads, stores)
             for buffer, stores in zip(instruction.buf[3:], _stores(prepared))
         )
-        place, (first, count) = (
-            instruction.buf[2] - self.memory.first,
-            self._heads(instruction.buf[2], instruction.heads),
-        )
+        place = instruction.buf[2] - self.memory.first
+        first, count = self._heads(instruction.buf[2], instruction.heads)
         some = slice(first, first + count)
 
         def gradient(view: View) -> tuple[Tensor, ...]:

@@ -3,7 +3,8 @@
 launch       from the command line to the loop in the right processes (overrides, processes, flags, sweep)
 config       the whole configuration, checked
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
-run          the loop of one rank
+run          the loop of one rank (evaluation: the loss of held-out data)
+tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
 capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed
 planning     plans made ahead, by the ranks in turn (compiling: how; pool, worker: in processes of their own)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from hsap import clusters
 from hsap.data.config import DataConfig
+from hsap.data.packing import check_dealing
 from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
@@ -280,14 +281,5 @@ def _cluster(section: Mapping[str, object], device: str) -> Cluster:
 
 
 def _accumulation(train: LoopConfig, dp: int) -> int:
-    packs, share = train.packs_per_step, dp * train.micro_packs
-    if packs % share == 0:
-        return packs // share
-    near = sorted({max(packs // share, 1) * share, (packs // share + 1) * share})
-    micro = [m for m in range(1, packs // dp + 1) if packs % (dp * m) == 0]
-    other = f", or with train.packs_per_step={packs} train.micro_packs={' or '.join(map(str, micro))}" if micro else ""
-    raise ValueError(
-        f"train.packs_per_step={packs} doesn't divide over dp={dp} SP groups holding "
-        f"train.micro_packs={train.micro_packs} packs each: it must be a multiple of {share}. "
-        f"Nearest that fit: {' or '.join(map(str, near))}{other}."
-    )
+    check_dealing(train.packs_per_step, dp, train.micro_packs)
+    return train.packs_per_step // (dp * train.micro_packs)

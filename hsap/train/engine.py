@@ -22,7 +22,7 @@ from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
-from hsap.models.llama import Llama
+from hsap.models.llama import VECTORS, Llama
 from hsap.models.mlp import SwiGLU
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
@@ -93,16 +93,15 @@ def join(config: TrainConfig) -> Mesh:
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 
-def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
-    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed. Collective over the
-    job."""
+def _model(
+    config: TrainConfig, model_config: ModelConfig, settings: dict, device: torch.device
+) -> tuple[nn.Module, Sharding | None]:
+    """Make the model as its weights are held: in shards (TSP), partitioned (ZeRO 3) or whole; also TSP's groups.
+
+    settings: DeepSpeed's.
+    """
     import deepspeed
 
-    device = (
-        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
-    )
-    buffers = Buffers.of(model_config, config.tsp_degree)
-    settings = deepspeed_settings(config, buffers)
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
     folder = None if config.resume else config.model.get("from")
@@ -130,6 +129,20 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         model = build_model(model_config, config.train.seed, dtype, device)
     else:
         model = load(folder, dtype, device, model_config)
+    return model, sharding
+
+
+def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
+    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed. Collective over the
+    job."""
+    import deepspeed
+
+    device = (
+        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
+    )
+    buffers = Buffers.of(model_config, config.tsp_degree)
+    settings = deepspeed_settings(config, buffers)
+    model, sharding = _model(config, model_config, settings, device)
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
@@ -146,9 +159,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
 
 def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
     """Matrices decay, norms and biases don't."""
-    vectors = ("norm.weight", "bias")
-    matrices = [p for name, p in model.named_parameters() if not name.endswith(vectors)]
-    rest = [p for name, p in model.named_parameters() if name.endswith(vectors)]
+    matrices = [p for name, p in model.named_parameters() if not name.endswith(VECTORS)]
+    rest = [p for name, p in model.named_parameters() if name.endswith(VECTORS)]
     return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 

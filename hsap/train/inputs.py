@@ -30,7 +30,7 @@ from hsap.models.config import FREE
 from hsap.models.huggingface import configured
 from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
-from hsap.runtime.kernels import select_kernel
+from hsap.runtime.kernels import partial_output, select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
 from hsap.train.compiling import PlanningSetup
@@ -180,9 +180,7 @@ def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> Pla
 
 def kernel_options(config: TrainConfig) -> dict:
     """What the attention kernel is asked for beside device, dtype and head dimension."""
-    # On CPUs partial outputs in float32 cost nothing and keep bf16's error that of one device.
-    output = "float32" if config.engine.device == "cpu" else "native"
-    return {"output": output, "deterministic": config.deterministic_backward}
+    return {"output": partial_output(config.engine.device), "deterministic": config.deterministic_backward}
 
 
 def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[str, float]]:

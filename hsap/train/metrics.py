@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from hsap.steps import METRICS
+from hsap.steps import METRICS, read_steps
 
 
 class MetricsLog:
@@ -78,16 +79,16 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def truncate(path: Path, last_step: int) -> None:
-    """Keep the lines up to a step, in one atomic replacement."""
+    """Keep the steps up to one, in one atomic replacement; lines that are no steps, as of a crash, go."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            if json.loads(line)["step"] <= last_step:
-                kept.append(line)
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue  # the line that a crash cut off
+    steps = (figures for figures in read_steps(path) if isinstance(figures.get("step"), int))
+    kept = [json.dumps(figures) + "\n" for figures in steps if figures["step"] <= last_step]
     fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    fresh.write_text("".join(kept), encoding="utf-8")
     os.replace(fresh, path)
+
+
+def ratio(value: float, count: float) -> float | None:
+    """A ratio as a figure: None where it is undefined or not finite."""
+    return value / count if count and math.isfinite(value) else None

@@ -156,8 +156,8 @@ class PlanExchange:
 class PlannedStep:
     """A step's batch with the plan of each of its micro-batches.
 
-    figures: of the SP group's plans on its rank 0, zeros on the others. data_s, plan_s: how long the background thread
-    waited for the batch and for the plans.
+    plans: under TSP `ShardPlans` (`hsap.train.tsp.planning`), used alike. figures: of the SP group's plans on its rank
+    0, zeros on the others. data_s, plan_s: how long the background thread waited for the batch and for the plans.
     """
 
     batch: StepBatch

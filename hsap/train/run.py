@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import astuple
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from hsap.data.batch import MicroBatch
 from hsap.data.document import NO_TARGET
-from hsap.data.loader import StepLoader, eval_batches, eval_packing
+from hsap.data.loader import StepLoader, eval_packing
 from hsap.data.packing import count_long
 from hsap.ir.mask import distinct_masks
 from hsap.ir.plan import Plan
@@ -37,8 +38,9 @@ from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.compiling import PlanFigures
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
+from hsap.train.evaluation import Evaluation
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
-from hsap.train.metrics import MetricsLog
+from hsap.train.metrics import MetricsLog, ratio
 from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
 from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
@@ -87,7 +89,9 @@ class Trainer:
         # Before anything is trained: the processes load their code meanwhile.
         workers = config.data.workers
         self.pools = [PlanPool(setup, workers) if workers else None for setup in self.variants.setups]
-        self._eval_plans: list[Plan] | None = None
+        self.evaluation: Evaluation | None = None
+        if inputs.eval_data is not None:
+            self.evaluation = Evaluation(config, inputs.eval_data, engine, partial(self._exchange, "eval"), self._loss)
         self.stop_request = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
 
@@ -191,8 +195,8 @@ class Trainer:
         profile.begin(number)
         figures = self._update(step, waits)
         profile.end(number, step.plans)
-        if self.inputs.eval_data is not None and (number % train.eval_every == 0 or number >= train.steps):
-            figures["eval_loss"] = self._evaluate()
+        if self.evaluation is not None and (number % train.eval_every == 0 or number >= train.steps):
+            figures["eval_loss"] = self.evaluation.loss()
         return figures
 
     def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
@@ -241,7 +245,7 @@ class Trainer:
         digest = 0
         for micro, plan in zip(step.batch.micro_batches, step.plans):
             rows = positions(plan.rank_spans(self.mesh.sp_rank))
-            mine += int((micro.labels[rows] >= 0).sum())
+            mine += int((micro.labels[rows] != NO_TARGET).sum())
             digest = (digest * 31 + int(plan.hash[:6], 16)) % (1 << 24)
         totals = torch.tensor([mine, digest, digest * digest], dtype=torch.int64, device=self.engine.device)
         dist.all_reduce(totals, group=self.mesh.sp)
@@ -280,7 +284,7 @@ class Trainer:
         return {
             "step": batch.step,
             "epoch": batch.epoch,
-            "loss": _ratio(loss, batch.global_num_targets),
+            "loss": ratio(loss, batch.global_num_targets),
             "grad_norm": self.engine.grad_norm(),
             "lr": learning_rate(self.config.optim, batch.step, self.config.train.steps),
             "tokens": batch.num_tokens,
@@ -291,8 +295,8 @@ class Trainer:
             "padding_share": batch.padding_share,
             "pack_tokens": batch.pack_tokens,
             "planners": {name: int(count) for name, count in zip(PLANNERS, chosen) if count},
-            "area_imbalance": _ratio(figures.max_area, figures.mean_area),
-            "token_imbalance": _ratio(figures.max_tokens, figures.mean_tokens),
+            "area_imbalance": ratio(figures.max_area, figures.mean_area),
+            "token_imbalance": ratio(figures.max_tokens, figures.mean_tokens),
             "intra_node_bytes": int(figures.intra_node_bytes),
             "inter_node_bytes": int(figures.inter_node_bytes),
             "weight_bytes": int(weight_bytes),
@@ -303,44 +307,12 @@ class Trainer:
             "doc_ids_hash": batch.doc_ids_hash,
         } | _choices(step.plans)
 
-    @torch.no_grad()
-    def _evaluate(self) -> float | None:
-        """Mean token loss on the held-out data; None if it has no target."""
-        batches = eval_batches(
-            self.inputs.eval_data,
-            self.config.packing,
-            micro_packs=self.config.train.micro_packs,
-            dp_rank=self.mesh.dp_rank,
-            dp_size=self.mesh.dp_size,
-            max_packs=self.config.train.eval_packs,
-        )
-        if self._eval_plans is None:
-            exchange = self._exchange("eval")
-            for i, micro in enumerate(batches.micro_batches):
-                exchange.publish(micro, i)
-            self._eval_plans = [exchange.get(i) for i in range(len(batches.micro_batches))]
-            dist.barrier(self.mesh.sp)
-            for i in range(len(self._eval_plans)):
-                exchange.forget(i)
-        self.engine.deepspeed.eval()
-        total = torch.zeros((), dtype=torch.float64, device=self.engine.device)
-        for micro, plan in zip(batches.micro_batches, self._eval_plans):
-            total += self._loss(micro, plan)
-        self.engine.deepspeed.train()
-        dist.all_reduce(total)
-        return _ratio(float(total), batches.global_num_targets)
-
 
 def _choices(plans: tuple[Plan, ...]) -> dict:
     """What planner auto chose between, for each micro-batch: predicted seconds by candidate, None for one without."""
     made = [plan.choice for plan in plans if plan.choice is not None]
     table = [{name: None if isinstance(s, str) else s for name, s in choice.items()} for choice in made]
     return {"choice": table} if table else {}
-
-
-def _ratio(value: float, count: float) -> float | None:
-    """A ratio for the metrics: None where it is undefined or not finite."""
-    return value / count if count and math.isfinite(value) else None
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -100,7 +100,7 @@ def phases(
         return items
 
     layers = model.num_layers
-    one = width * model.vocab_size * model.hidden_dim if setting.zero_stage == 3 else 0
+    one = head if setting.zero_stage == 3 else 0
     out = {
         "loss": phase(layers, tokens * last + activations.loss_bytes(model, dtype, tokens), between, gathered),
         "backward of the loss": phase(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from hsap.ir.cluster import Cluster
 from hsap.tune.found import Found, Row
@@ -23,16 +24,14 @@ def text(found: Found, measured: dict[int, Measured] | None = None) -> str:
     job, measured = found.job, measured or {}
     rows = [cells(job.cluster, row, measured.get(i)) for i, row in enumerate(found.rows)]
     titles = TITLES + (("measured",) if measured else ())
-    widths = [max([len(title), *(len(row[i]) for row in rows)]) for i, title in enumerate(titles)]
     lines = [
         f"{job.name} on {job.cluster.num_nodes} x {job.cluster.name} ({job.world} ranks of "
         f"{job.cluster.capacity_bytes / GIB:.1f} GiB{_reserve(job.cluster)}), {job.dtype}: steps of "
         f"{job.packs_per_step} packs of {job.seq_len:,} tokens, {job.tokens:,} tokens and {job.flops:.3g} FLOPs in the "
         "first one",
         "",
-        "  ".join(f"{title:<{width}}" for title, width in zip(titles, widths)).rstrip(),
+        *aligned([titles, *rows], "<"),
     ]
-    lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
     failed = [f"{rows[i][0]}, {rows[i][1]}: {trial.failed}" for i, trial in measured.items() if trial.failed]
     lines += _listed("Trials that failed:", failed)
     lines += ["", _LEGEND]
@@ -42,6 +41,12 @@ def text(found: Found, measured: dict[int, Measured] | None = None) -> str:
         lines.append(f"{found.bounded} more shapes can't be faster than these, however well planned: not planned.")
     lines += _listed("Not in the table:", found.refusals.lines())
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]], side: str) -> list[str]:
+    """A line for each row, its cells in columns. side: where cells stand in them, `<` left or `>` right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(f"{cell:{side}{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
 def _listed(title: str, said: list[str]) -> list[str]:

@@ -361,9 +361,11 @@ def test_dealing_balances_attention_area():
 
 def test_a_count_that_does_not_divide_names_what_would():
     packs = [()] * 10
-    with pytest.raises(ValueError, match=r"packs_per_step=10 .* multiple of 4, such as 8 or 12"):
+    with pytest.raises(
+        ValueError, match=r"packs_per_step=10 .* multiple of 4. Nearest that fit: 8 or 12, or .*micro_packs=1 or 5"
+    ):
         deal(packs, 0, 2, 2)
-    with pytest.raises(ValueError, match=r"packs_per_step=3 .* multiple of 8, such as 8,"):
+    with pytest.raises(ValueError, match=r"packs_per_step=3 .* multiple of 8. Nearest that fit: 8.$"):
         deal(packs[:3], 0, 4, 2)
     with pytest.raises(ValueError, match=r"rank is 2"):
         deal(packs, 2, 2)

@@ -10,7 +10,8 @@ from packed_oracle import dense_attention, document_of, oracle_logits, oracle_lo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hsap.models import ModelConfig, build_model, initialise
-from hsap.models.llama import RMSNorm, rope_tables
+from hsap.models.llama import RMSNorm
+from hsap.models.rope import rope_tables
 
 BASE = {"vocab_size": 61, "num_layers": 3, "hidden_dim": 20, "ffn_dim": 28, "init_std": 0.3, "loss_chunk_tokens": 8}
 SHAPES = {

@@ -8,7 +8,7 @@ import torch
 
 from hsap.models import ModelConfig, build_model
 from hsap.models.huggingface import save
-from hsap.models.huggingface.tensors import shapes
+from hsap.models.llama import shapes
 from hsap.models.tsp.traffic import weight_traffic
 from hsap.train.checkpoints.export import Exported
 from tests.parity import Case, arguments, compare, run_world, write_data

@@ -51,16 +51,18 @@ def deal_by_weight(weights: Sequence[int], dp_size: int, micro_packs: int = 1) -
 
 
 def check_dealing(packs_per_step: int, dp_size: int, micro_packs: int) -> None:
-    """Refuse a number of packs that data-parallel ranks and micro-batches don't divide."""
+    """Refuse a step's packs that dp × micro-batches don't divide; ValueError says what would."""
     whole("train.packs_per_step", packs_per_step, 0)
     whole("the data-parallel size", dp_size)
     whole("train.micro_packs", micro_packs)
-    if packs_per_step % (dp_size * micro_packs):
-        unit = dp_size * micro_packs
-        below = packs_per_step - packs_per_step % unit
-        fitting = f"{below} or {below + unit}" if below else f"{unit}"
-        raise ValueError(
-            f"train.packs_per_step={packs_per_step} doesn't divide over {dp_size} data-parallel rank(s) × "
-            f"train.micro_packs={micro_packs}; set it to a multiple of {unit}, such as {fitting}, or change "
-            f"train.micro_packs or the topology"
-        )
+    share = dp_size * micro_packs
+    if packs_per_step % share == 0:
+        return
+    near = sorted({max(packs_per_step // share, 1) * share, (packs_per_step // share + 1) * share})
+    micro = [m for m in range(1, packs_per_step // dp_size + 1) if packs_per_step % (dp_size * m) == 0]
+    other = f", or with train.packs_per_step={packs_per_step} train.micro_packs={' or '.join(map(str, micro))}"
+    raise ValueError(
+        f"train.packs_per_step={packs_per_step} doesn't divide over dp={dp_size} SP groups holding "
+        f"train.micro_packs={micro_packs} packs each: it must be a multiple of {share}. "
+        f"Nearest that fit: {' or '.join(map(str, near))}{other if micro else ''}."
+    )

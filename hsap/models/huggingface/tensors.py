@@ -11,19 +11,13 @@ from torch import Tensor
 
 from hsap.models.config import ModelConfig
 from hsap.models.huggingface.reading import read_json
-from hsap.models.llama import Llama
+from hsap.models.llama import EMBEDDING, HEAD, shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _READABLE = ("F64", "F32", "F16", "BF16")
 # Frequencies of rotary embedding, which follow from the config: files of 2023 hold them.
 _DERIVED = ".rotary_emb.inv_freq"
 _SHOWN = 5
-
-
-def shapes(config: ModelConfig) -> dict[str, Tensor]:
-    """Every parameter of a model by its name, on the meta device; a tied head isn't one."""
-    return dict(Llama(config, device="meta").named_parameters())
 
 
 class Weights:

@@ -30,7 +30,11 @@ Kept = tuple[Tensor, ...]
 
 
 class ShardAttention(Protocol):
-    """Attention of one shard's heads over the whole packed batch; collective over the SP group."""
+    """Attention of one shard's heads over the whole packed batch; collective over the SP group.
+
+    q, do: [T, H, D]; k, v: [T, H_kv, D]: this rank's rows, the shard's heads. forward gives what backward needs, (q,
+    kv, o, lse), keep the first two of these without attending, backward (dq, dk, dv).
+    """
 
     def forward(self, shard: int, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer: int) -> Kept: ...
     def backward(self, shard: int, do_THD: Tensor, kept: Kept, layer: int) -> tuple[Tensor, Tensor, Tensor]: ...

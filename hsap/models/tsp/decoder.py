@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
-from hsap.models.llama import Llama, rms_norm
-from hsap.models.rope import rope_tables
-from hsap.models.scaling import RopeScaling
+from hsap.models.llama import EMBEDDING, HEAD, NORM, rms_norm, shapes
+from hsap.models.rope import model_rope
 from hsap.models.tsp.attention import Projections, ShardAttention
 from hsap.models.tsp.mlp import MLP
 from hsap.models.tsp.rounds import Shapes, Transport
@@ -20,7 +19,6 @@ from hsap.models.tsp.vocabulary import Vocabulary
 ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
 BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 MLP_WEIGHTS = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 class ShardedLlama(nn.Module):
@@ -42,8 +40,7 @@ class ShardedLlama(nn.Module):
         super().__init__()
         self.config, self.transport = config, transport
         self.shards = Shards(config, transport.degree)
-        skeleton = Llama(config, device="meta")
-        self._shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+        self._shapes = {name: tuple(p.shape) for name, p in shapes(config).items()}
         self.parts = {name: self.part(name, transport.index) for name in self._shapes}
         for name, part in self.parts.items():
             path, leaf = name.rsplit(".", 1)
@@ -81,8 +78,7 @@ class ShardedLlama(nn.Module):
         replicated = _Replicated.apply(self.transport, *(parameters[name] for name in names))
         parameters |= zip(names, replicated, strict=True)
         hidden_TC = self.vocabulary.embed(tokens_T, parameters[EMBEDDING])
-        scaling = RopeScaling.parse(config.rope_scaling)
-        rope = rope_tables(positions_T, config.head_dim, config.rope_base, hidden_TC.dtype, scaling)
+        rope = model_rope(config, positions_T, hidden_TC.dtype)
         for index, (projections, mlp) in enumerate(self.layers):
             own = {n.split(".", 3)[-1]: p for n, p in parameters.items() if n.startswith(f"model.layers.{index}.")}
             whole = [own["input_layernorm.weight"]]

@@ -21,7 +21,11 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Transport(Protocol):
-    """What blocks ask of the group; `hsap.runtime.weights` has it on torch.distributed."""
+    """What blocks ask of the group; `hsap.runtime.weights` has it on torch.distributed, and says what each does.
+
+    index: this rank's shard; degree: how many shards. A call that gives a `Wait` has begun, and tensors stay untouched
+    until that is called. kind: by which name its bytes are counted.
+    """
 
     index: int
     degree: int

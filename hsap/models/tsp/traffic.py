@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hsap.models.config import ModelConfig
-from hsap.models.huggingface.tensors import shapes
-from hsap.models.tsp.decoder import ATTENTION, BIASES, EMBEDDING, MLP_WEIGHTS
+from hsap.models.llama import EMBEDDING, shapes
+from hsap.models.tsp.decoder import ATTENTION, BIASES, MLP_WEIGHTS
 from hsap.models.tsp.shards import Shards
 
 

@@ -2,7 +2,7 @@
 
 from hsap.runtime.kernels.delta import row_delta
 from hsap.runtime.kernels.merge import merge, reset
-from hsap.runtime.kernels.select import select_kernel
+from hsap.runtime.kernels.select import partial_output, select_kernel
 from hsap.runtime.kernels.work import HeadRun, Kernel, Work
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Kernel",
     "Work",
     "merge",
+    "partial_output",
     "reset",
     "row_delta",
     "select_kernel",

@@ -110,6 +110,12 @@ def select_kernel(
     return _make(name, request)
 
 
+def partial_output(device: torch.device | str) -> str:
+    """Give the `output` that loops ask of a kernel: on CPUs float32 costs nothing and keeps bf16's error that of one
+    device."""
+    return "float32" if torch.device(device).type == "cpu" else "native"
+
+
 def _is_usable(name: str, device: torch.device) -> bool:
     """Say whether a kernel's package is installed and the GPU is one it runs on."""
     if name == "flash_attn3":

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hsap.models import ModelConfig
-from hsap.models.huggingface.tensors import shapes
+from hsap.models.llama import shapes
 from hsap.train.checkpoints.folder import LATEST, damage, read_checkpoint
 from hsap.train.checkpoints.sharding import WEIGHT
 from hsap.train.checkpoints.tensors import Pieces

@@ -15,12 +15,13 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.models.tsp.shards import Shards
+from hsap.planners import PLANNERS
 from hsap.train.compiling import PlanFigures, PlanningSetup
 from hsap.train.config import TrainConfig
 from hsap.train.planning import PlanExchange
 
-PLACING_WITHOUT_HEADS = ("sap", "zigzag", "ring", "distflash", "allgather", "flashcp", "magi")
-"""Planners that place tokens the same way whatever the heads: plans for unequal shares then agree on the rows."""
+PLACING_WITHOUT_HEADS = tuple(name for name, planner in PLANNERS.items() if not planner.places_by_heads)
+"""Planners whose plans for unequal shares of the heads agree on every rank's rows."""
 
 
 @dataclass(frozen=True, slots=True)
