@@ -69,7 +69,8 @@ def _figures(job, found) -> dict:
         "dtype": job.dtype,
         "rows": [
             {"dp": one.setting.dp, "topology": str(one.setting.topology), "zero_stage": one.setting.zero_stage,
-             "checkpointing": one.setting.checkpointing, "pack_tokens": one.pack_tokens, "memory_bytes": one.memory}
+             "checkpointing": one.setting.checkpointing, "pack_tokens": one.pack_tokens,
+             "arena_multiple": one.arena_multiple, "memory_bytes": one.memory}
             for one in found
         ],
     }  # fmt: skip
@@ -78,19 +79,21 @@ def _figures(job, found) -> dict:
 def _table(job, found, fixed: int | None, data: str | None) -> str:
     from hsap.tune.table import SHORT, aligned
 
-    titles = ["dp x topology", "ZeRO", "ckpt", "pack" if fixed else "longest pack", "a rank", "GiB", *SHORT.values()]
+    length = "pack" if fixed else "longest pack"
+    titles = ["dp x topology", "ZeRO", "ckpt", length, "a rank", "arena x", "GiB", *SHORT.values()]
     rows = []
     for one in found:
         s = one.setting
         share = -(-one.pack_tokens // s.topology.num_ranks)
         rows.append([
             f"{s.dp} x {s.topology}", str(s.zero_stage), s.checkpointing, f"{one.pack_tokens:,}", f"{share:,}",
-            f"{sum(one.memory.values()) / GIB:.2f}", *(f"{one.memory[name] / GIB:.2f}" for name in SHORT),
+            f"{one.arena_multiple:g}", f"{sum(one.memory.values()) / GIB:.2f}",
+            *(f"{one.memory[name] / GIB:.2f}" for name in SHORT),
         ])  # fmt: skip
     spread = "everything even" if data is None else f"planned with documents of {data}"
     head = (
         f"{job.name} on {job.cluster.num_nodes} x {job.cluster.name} ({job.world} ranks of "
         f"{job.cluster.capacity_bytes / GIB:.1f} GiB), {job.dtype}: tokens of a pack, one a micro-step, {spread}; GiB "
-        "of the fullest rank when it needs most, by item"
+        "of the fullest rank when it needs most, by item; arena x is the arena_multiple that train.py is to be told"
     )
     return "\n".join([head, "", *aligned([titles, *rows], ">")])

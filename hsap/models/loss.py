@@ -25,7 +25,7 @@ def token_loss_sum(
     the graph. The caller divides by the number of targets of all ranks. From forward to backward both gradients are
     held in float32 or wider.
     """
-    _check_rows(hidden_TC, targets_T)
+    _check_targets(hidden_TC, weight_VC, targets_T)
     with_grad = torch.is_grad_enabled() and (hidden_TC.requires_grad or weight_VC.requires_grad)
     return _TokenLossSum.apply(hidden_TC, weight_VC, targets_T, chunk_tokens, chunk_vocab, with_grad)
 
@@ -38,7 +38,7 @@ def token_losses(
 
     Shapes as in `token_loss_sum`; returns [T] in float32 (float64 for float64).
     """
-    _check_rows(hidden_TC, targets_T)
+    _check_targets(hidden_TC, weight_VC, targets_T)
     losses_T = hidden_TC.new_zeros(hidden_TC.shape[0], dtype=wide_dtype(hidden_TC.dtype))
     for rows in _chunks(hidden_TC.shape[0], chunk_tokens):
         losses_T[rows], _ = _chunk_losses(hidden_TC[rows], weight_VC, targets_T[rows], chunk_vocab)
@@ -116,10 +116,10 @@ def _chunk_losses(
 
 
 def _logsumexp(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, words: list[slice]) -> tuple[Tensor, Tensor]:
-    """Of each row the log of its summed exponentials, over chunks of words, and its target's logit (0 without one)."""
+    """Of each row the log of its summed exponentials, over chunks of words, and its target's logit (NaN if none)."""
     wide = wide_dtype(hidden_NC.dtype)
     highest_N = hidden_NC.new_full((len(hidden_NC),), -torch.inf, dtype=wide)
-    sum_N, picked_N = torch.zeros_like(highest_N), torch.zeros_like(highest_N)
+    sum_N, picked_N = torch.zeros_like(highest_N), torch.full_like(highest_N, torch.nan)
     for w in words:
         logits_NV = _logits(hidden_NC, weight_VC, w)
         inside_N, place_N1 = _place(targets_N, w.start, logits_NV.shape[1])
@@ -152,9 +152,17 @@ def _logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tens
     return grad_NV.masked_fill_((targets_N == IGNORED_TARGET)[:, None], 0)
 
 
-def _check_rows(hidden_TC: Tensor, targets_T: Tensor) -> None:
+def _check_targets(hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor) -> None:
     if targets_T.shape != hidden_TC.shape[:1]:
         raise ValueError(
             f"targets have shape {tuple(targets_T.shape)} but there are {hidden_TC.shape[0]} rows of hidden states: "
             f"give one target for each local token, {IGNORED_TARGET} where there is none."
         )
+    if targets_T.device.type == "cpu":  # a GPU would have to be waited for; there one beyond makes the loss NaN
+        known_T = (targets_T >= 0) & (targets_T < len(weight_VC)) | (targets_T == IGNORED_TARGET)
+        if not bool(known_T.all()):
+            row = int((~known_T).nonzero()[0])
+            raise ValueError(
+                f"the target of row {row} is {int(targets_T[row])}: give a word of the vocabulary, 0 to "
+                f"{len(weight_VC) - 1}, or {IGNORED_TARGET} where there is none."
+            )

@@ -89,7 +89,8 @@ class Shelf:
 
     On the device are at most two layers' tensors at any time: forward, those of a layer while the one before leaves;
     backward, those of a layer while the one below it comes. The last layer's stay, as backward begins with them.
-    Tensors of one storage move once, the whole storage.
+    Tensors of one storage move once, the whole storage. Memory on the device is let go only when what is computed next
+    comes after the copies to or from it, else it would be used again under them.
     """
 
     def __init__(self, mover: Mover, num_layers: int, stays: Sequence[Tensor] = ()) -> None:
@@ -97,6 +98,11 @@ class Shelf:
         self.items: list[dict[int, _Item]] = [{} for _ in range(num_layers)]
         self.stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         self.at = -1
+
+    def __del__(self) -> None:
+        # A backward that ends above the first layer never asks for what it brought of the next one.
+        for items in self.items:
+            self._let_go(items)
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
@@ -107,9 +113,8 @@ class Shelf:
         self.at = -1
         if index == self.last:
             self.items[index].clear()
-        for item in self.items[index - 1].values() if index else ():
-            self.mover.wait(item.copy)
-            item.there = item.copy = None
+        if index:
+            self._let_go(self.items[index - 1])
 
     def put(self, tensor: Tensor) -> Tensor | Handle:
         """Take a tensor that the layer keeps: it begins to leave."""
@@ -138,15 +143,22 @@ class Shelf:
         """Begin the backward of a layer."""
         self.at = layer
         for above in self.items[layer + 1 :]:
-            for item in above.values():
-                item.there = item.copy = None
+            self._let_go(above)
         self._fetch(layer)
         for item in self.items[layer].values():
-            if item.copy is not None:
-                self.mover.wait(item.copy)
-                item.copy = None
+            self._await(item)
         if layer:
             self._fetch(layer - 1)
+
+    def _let_go(self, items: dict[int, _Item]) -> None:
+        for item in items.values():
+            self._await(item)
+            item.there = None
+
+    def _await(self, item: _Item) -> None:
+        if item.copy is not None:
+            self.mover.wait(item.copy)
+            item.copy = None
 
     def _fetch(self, layer: int) -> None:
         for item in self.items[layer].values():

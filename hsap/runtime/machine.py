@@ -126,11 +126,12 @@ class Machine:
         decoded = self.decode(mask, BACKWARD)
         memory, views = decoded.memory, decoded.memory.views
         stat = TORCH_DTYPES[self.precision.stat]
+        do = do.contiguous()  # the gradient of a sum is one number, seen as many
         delta = row_delta(do, kept.o, TORCH_DTYPES[self.precision.acc])
         stats = torch.stack((kept.lse.to(stat), delta.to(stat)), dim=1)
         views[memory.index(Space.INPUT, Role.Q)] = View(kept.q)
         views[memory.index(Space.INPUT, Role.KV)] = View(kept.kv)
-        views[memory.index(Space.INPUT, Role.DO)] = View(do.contiguous(), stats)
+        views[memory.index(Space.INPUT, Role.DO)] = View(do, stats)
         dq = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DQ))
         dkv = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.DKV))
         yield from self._run(decoded, mask, BACKWARD, layer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hsap.ir.check import Refused
+from hsap.ir.check import MAX_RANKS, Refused
 from hsap.ir.problem import Topology
 from hsap.tune.job import Job
 from hsap.tune.setting import GIB
@@ -79,6 +79,9 @@ def shapes(job: Job, refusals: Refusals) -> Iterator[Shape]:
 
 def _topologies(job: Job, ranks: int, refusals: Refusals) -> Iterator[Topology]:
     node = job.cluster.ranks_per_node
+    if ranks > MAX_RANKS:
+        refusals.add(f"SP groups of {ranks} ranks", f"plans are made for up to {MAX_RANKS:,} ranks")
+        return
     if ranks % node and node % ranks:
         refusals.add(
             f"SP groups of {ranks} ranks", f"some would start inside a node of {node}, differently each; not tried"

@@ -14,7 +14,7 @@ from hsap.ir.problem import Topology
 from hsap.tune.attention import Attention
 from hsap.tune.choices import CHECKPOINTING, ZERO_STAGES, Refusals, Shape, shapes, too_large
 from hsap.tune.job import Job
-from hsap.tune.room import Room
+from hsap.tune.room import LEAST_ARENA, Room
 from hsap.tune.setting import Setting
 
 SHORTER = 0.9
@@ -22,11 +22,15 @@ SHORTER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A setting with the longest pack that it holds, and the bytes by item of its fullest rank then."""
+    """A setting with the longest pack that it holds, and the bytes by item of its fullest rank then.
+
+    arena_multiple: of the communication buffer among them, as train.py has to be told.
+    """
 
     setting: Setting
     pack_tokens: int
     memory: dict[str, float]
+    arena_multiple: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +42,11 @@ class Asked:
     checkpointing: str | None = None
     pack_tokens: int | None = None
 
-    def settings(self, room: Room, shape: Shape) -> list[Setting]:
+    def settings(self, room: Room, shape: Shape, planner: str = "any") -> list[Setting]:
         """The settings of a shape that are asked for."""
         zero = ZERO_STAGES if self.zero_stage is None else (self.zero_stage,)
         how = CHECKPOINTING if self.checkpointing is None else (self.checkpointing,)
-        return [s for s in room.settings(shape, "any") if s.zero_stage in zero and s.checkpointing in how]
+        return [s for s in room.settings(shape, planner) if s.zero_stage in zero and s.checkpointing in how]
 
 
 def estimate(job: Job, asked: Asked, planner: str | None = None) -> list[Estimate]:
@@ -52,35 +56,46 @@ def estimate(job: Job, asked: Asked, planner: str | None = None) -> list[Estimat
     documents; None: everything even. ValueError: a topology that is none of the job's, and where nothing fits, with
     what needs least.
     """
-    room, refusals = Room(job), Refusals()
-    wanted = [shape for shape in shapes(job, refusals) if shape.micro_packs == 1]
+    room = Room(job)
+    wanted = [shape for shape in shapes(job, Refusals()) if shape.micro_packs == 1]
     if asked.topology is not None:
         wanted = [shape for shape in wanted if shape.topology == asked.topology]
+        if not wanted and asked.topology.num_ranks > job.seq_len:
+            raise Refused(f"{asked.topology} has more ranks than a pack of {job.seq_len:,} has tokens")
         if not wanted:
             raise Refused(
                 f"{asked.topology} is none of the topologies of {job.world} ranks in nodes of "
                 f"{job.cluster.ranks_per_node}: its ranks must divide them, fill whole nodes or an equal part of one, "
                 f"and IntraSP stay inside a node and within the {job.model.num_q_heads} query heads"
             )
-    found, misfits = [], []
+    found, misfits, refusals = [], [], Refusals()
     for shape in wanted:
         settings = asked.settings(room, shape)
-        each = [(_longest(room, setting, asked.pack_tokens), setting) for setting in settings]
-        # Of equally long ones the first needs least time: no checkpointing, the lowest stage.
-        tokens, setting = max(each, key=lambda one: one[0], default=(0, None))
-        if setting is None:
+        if not settings:
             continue
-        items = room.even(setting, tokens)
-        if tokens and planner is not None:
-            tokens, items = _planned(job, replace(setting, planner=planner), tokens, asked.pack_tokens is not None)
+        # Of equally long ones the first needs least time: no checkpointing, the lowest stage.
+        each = [(_longest(room, setting, asked.pack_tokens), setting) for setting in settings]
+        tokens, setting = max(each, key=lambda one: one[0])
+        items, multiple = room.even(setting, tokens), LEAST_ARENA
+        if not tokens:
+            items = min((room.even(s, asked.pack_tokens or 1) for s in settings), key=_needed)
+        elif planner is not None:
+            try:
+                tokens, setting, items, multiple = _planned(job, asked, shape, planner, tokens)
+            except Refused as error:
+                refusals.add(str(shape), str(error))
+                continue
         if tokens:
-            found.append(Estimate(setting, tokens, items))
+            found.append(Estimate(setting, tokens, items, multiple))
         else:
-            least = min((room.even(s, asked.pack_tokens or 1) for s in settings), key=lambda items: sum(items.values()))
-            misfits.append((sum(least.values()), str(shape), least))
+            misfits.append((_needed(items), str(shape), items))
     if not found:
-        raise Refused(_nothing(job, room, asked, misfits))
+        raise Refused(_nothing(job, room, asked, misfits, refusals))
     return sorted(found, key=lambda one: -one.pack_tokens)
+
+
+def _needed(items: dict[str, float]) -> float:
+    return sum(items.values())
 
 
 def _longest(room: Room, setting: Setting, fixed: int | None) -> int:
@@ -97,27 +112,43 @@ def _longest(room: Room, setting: Setting, fixed: int | None) -> int:
     return low
 
 
-def _planned(job: Job, setting: Setting, tokens: int, fixed: bool) -> tuple[int, dict[str, float]]:
-    """Shorten a pack until a plan of the job's documents fits, and give its bytes by item; 0 tokens where a fixed
-    length doesn't."""
-    shape, items = Shape(setting.dp, setting.topology, 1), {}
-    while tokens:
+def _planned(
+    job: Job, asked: Asked, shape: Shape, planner: str, tokens: int
+) -> tuple[int, Setting | None, dict[str, float], float]:
+    """Shorten a pack until a plan of the job's documents fits, in one of the settings asked for.
+
+    Gives tokens, setting, bytes by item and the arena's multiple; 0, None and the least that it takes where no length,
+    or not the fixed one, fits. ValueError: the planner refuses.
+    """
+    while True:
         one = replace(job, seq_len=tokens)
-        sampled, room = Attention(one).sampled(shape, setting.planner), Room(one)
-        items = room.planned(shape, setting.planner, sampled.tokens, sampled.arena_bytes)[0][setting]
-        if room.holds(items):
-            break
-        tokens = 0 if fixed else int(tokens * SHORTER)
-    return tokens, items
+        sampled, room = Attention(one).sampled(shape, planner), Room(one)
+        memory, multiple = room.planned(shape, planner, sampled.tokens, sampled.arena_bytes)
+        settings = asked.settings(room, shape, planner)
+        for setting in settings:
+            if room.holds(memory[setting]):
+                return tokens, setting, memory[setting], multiple
+        shorter = 0 if asked.pack_tokens else int(tokens * SHORTER)
+        if not shorter:
+            return 0, None, min((memory[setting] for setting in settings), key=_needed), multiple
+        tokens = shorter
 
 
-def _nothing(job: Job, room: Room, asked: Asked, misfits: Sequence[tuple[float, str, dict[str, float]]]) -> str:
+def _nothing(
+    job: Job,
+    room: Room,
+    asked: Asked,
+    misfits: Sequence[tuple[float, str, dict[str, float]]],
+    refusals: Refusals,
+) -> str:
     tokens = asked.pack_tokens or 1
     what = f"{job.name} on {job.cluster.num_nodes} x {job.cluster.name} ({job.world} ranks)"
-    if not misfits:
-        return f"{what}: one rank takes ZeRO 0 alone, which shards nothing; leave --zero out"
-    _, shape, items = min(misfits)
-    return (
-        f"{what}: a pack of {tokens:,} token{'s' if tokens > 1 else ''} fits nowhere that was asked for; {shape} comes "
-        f"closest and {too_large(items, room.capacity)}"
-    )
+    if misfits:
+        _, shape, items = min(misfits, key=lambda misfit: misfit[:2])
+        return (
+            f"{what}: a pack of {tokens:,} token{'s' if tokens > 1 else ''} fits nowhere that was asked for; {shape} "
+            f"comes closest and {too_large(items, room.capacity)}"
+        )
+    if refusals.reasons:
+        return f"{what}: " + "; ".join(refusals.lines(3))
+    return f"{what}: one rank takes ZeRO 0 alone, which shards nothing; leave --zero out"

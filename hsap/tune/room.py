@@ -65,12 +65,13 @@ class Room:
         return [setting for setting, each in items.items() if self.holds(each)]
 
     def would_hold(self) -> str:
-        """Say at how many nodes, and at how long packs, one SP group of all ranks would fit; by doubling."""
+        """Say at how many nodes, and at how long packs, SP groups as large as can be would fit; by doubling."""
         job = self.job
 
         def fits(nodes: int, tokens: int) -> bool:
             world = nodes * job.cluster.ranks_per_node
-            setting = Setting(1, Topology(world, 1), "any", 3 if world > 1 else 0, "full", 1, 1, job.dtype)
+            ranks = min(world, MAX_RANKS)
+            setting = Setting(world // ranks, Topology(ranks, 1), "any", 3 if world > 1 else 0, "full", 1, 1, job.dtype)
             return self.holds(self.even(setting, tokens))
 
         # As it was asked it does not fit, whatever this estimate says.

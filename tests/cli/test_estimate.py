@@ -5,6 +5,8 @@ import json
 import pytest
 
 from hsap.cli import main
+from hsap.ir.check import Refused
+from hsap.tune.attention import Attention
 
 TINY = ["estimate", "--model", "tiny", "--cluster", "cpu-gloo", "--ranks-per-node", "4"]
 
@@ -47,6 +49,37 @@ def test_planned_packs_are_no_longer_than_even_ones(tmp_path, capsys) -> None:
     assert 0 < planned["pack_tokens"] <= even["pack_tokens"]
 
 
+def test_a_fixed_length_takes_what_its_plan_fits_in(tmp_path, capsys) -> None:
+    """Even, a pack fits without checkpointing; planned it takes more of the arena, so that it needs some."""
+    (tmp_path / "lengths.json").write_text(json.dumps([40_000, 9_000, 700, 90, 12_000]), encoding="utf-8")
+    fixed = [*TINY, "--topology", "2x1", "--zero", "0"]
+    plain = [*fixed, "--checkpointing", "none"]
+    planned = ["--data", str(tmp_path / "lengths.json"), "--planner", "magi", "--seq-len"]
+    longest = rows(capsys, *plain)[0]["pack_tokens"]
+    assert main([*plain, *planned, str(longest)]) == 2
+    told = capsys.readouterr().err
+    assert " more than it has" in told and "-" not in told.partition(" a rank, ")[2].partition(" more")[0]
+    (row,) = rows(capsys, *fixed, *planned, str(longest))
+    assert row["pack_tokens"] == longest and row["checkpointing"] == "selective"
+    assert sum(row["memory_bytes"].values()) <= 4_000_000_000
+
+
+def test_a_planner_that_refuses_one_topology_leaves_the_others(tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "lengths.json").write_text("[300, 200]", encoding="utf-8")
+    sampled = Attention.sampled
+
+    def refusing(self, shape, planner):
+        if shape.topology.inter_sp > 1:
+            raise Refused("these heads don't go round")
+        return sampled(self, shape, planner)
+
+    monkeypatch.setattr(Attention, "sampled", refusing)
+    more = ["--data", str(tmp_path / "lengths.json"), "--seq-len", "500"]
+    assert {row["topology"] for row in rows(capsys, *TINY, *more)} == {"1x1", "1x2", "1x4"}
+    assert main([*TINY, *more, "--topology", "2x2"]) == 2
+    assert "1x2x2: these heads don't go round" in capsys.readouterr().err
+
+
 def test_a_table_of_items(capsys) -> None:
     assert main(TINY) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -59,6 +92,7 @@ def test_a_table_of_items(capsys) -> None:
     [
         (("--topology", "3x1"), "3x1 is none of the topologies of 4 ranks"),
         (("--topology", "9"), "--topology"),
+        (("--topology", "4x1", "--seq-len", "3"), "4x1 has more ranks than a pack of 3 has tokens"),
         (("--seq-len", "0"), "--seq-len"),
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import hsap.models.loss
 from hsap.models import token_loss_sum, token_losses
 
 VOCAB, DIM = 37, 12
@@ -111,3 +112,22 @@ def test_wrong_number_of_targets():
         token_loss_sum(hidden, weight, targets[:7], 4)
     with pytest.raises(ValueError, match="8 rows"):
         token_losses(hidden, weight, targets[:7], 4)
+
+
+@pytest.mark.parametrize("target", [-1, -101, VOCAB])
+@pytest.mark.parametrize("chunk_vocab", [None, 5])
+def test_a_target_that_is_no_word_is_refused(target, chunk_vocab):
+    hidden, weight, targets = inputs(9)
+    targets[4] = target
+    for loss in (token_loss_sum, token_losses):
+        with pytest.raises(ValueError, match=f"target of row 4 is {target}: give a word of the vocabulary, 0 to 36"):
+            loss(hidden, weight, targets, 4, chunk_vocab)
+
+
+@pytest.mark.parametrize("target", [-1, VOCAB])
+def test_where_targets_are_not_looked_at_it_makes_the_loss_nan(target, monkeypatch):
+    monkeypatch.setattr(hsap.models.loss, "_check_targets", lambda *_: None)
+    hidden, weight, targets = inputs(9)
+    targets[4] = target
+    assert token_loss_sum(hidden, weight, targets, 4, 5).isnan()
+    assert token_losses(hidden, weight, targets, 4, 5).isnan().nonzero().tolist() == [[4]]

@@ -116,6 +116,27 @@ def test_copies_are_started_and_waited_for_in_order():
     assert torch.equal(shelf.get(kept[1][0]), want[1][0]) and mover.told[:2] == [("come", 48), ("wait", 48)]
 
 
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_every_copy_is_waited_for_before_its_memory_is_let_go(checkpointing):
+    """Also of layers that no backward reaches, as their weights are frozen, or that no backward is asked of."""
+    model = model_of(offload_checkpoints=True, checkpointing=checkpointing, num_layers=4)
+    mover = model.model.mover = Watched()
+    tokens, positions, targets = random_pack(LENGTHS, 61)
+    loss = model(tokens, positions, planned()[0], targets)
+    torch.autograd.grad(loss, model.model.layers[2].mlp.down_proj.weight)
+    del loss
+    told = [what for what, _ in mover.told]
+    assert told.count("wait") == told.count("leave") + told.count("come") and told.count("come")
+    model(tokens, positions, planned()[0], targets)
+    assert [what for what, _ in mover.told[len(told) :]].count("come") == 0
+    model.requires_grad_(False).model.layers[2:].requires_grad_(True)
+    run_frozen = model(tokens, positions, planned()[0], targets)
+    run_frozen.backward()
+    del run_frozen
+    told = [what for what, _ in mover.told]
+    assert told.count("wait") == told.count("leave") + told.count("come")
+
+
 def test_evaluation_moves_nothing():
     model = model_of(offload_checkpoints=True, checkpointing="full")
     model.model.mover = Watched()

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 import hsap
+from hsap.runtime import machine
+from hsap.runtime.kernels import row_delta
 from tests.runtime.oracle import attention, tensors
 
 LENGTHS = [5, 1, 17, 9]
@@ -51,6 +53,19 @@ def test_outputs_and_gradients_are_those_of_the_definition():
     o.backward(grad_o)
     want_o, _, *want_grads = attention(problem, *inputs, grad_o)
     close(o, want_o.detach())
+    for leaf, want in zip(inputs, want_grads):
+        close(leaf.grad, want)
+
+
+def test_the_gradient_of_a_sum_has_rows_of_its_own_when_kernels_see_it(monkeypatch):
+    """Autograd gives one number seen as many; a kernel that goes by the strides of rows would read beyond it."""
+    seen = []
+    monkeypatch.setattr(machine, "row_delta", lambda do, *rest: seen.append(do.is_contiguous()) or row_delta(do, *rest))
+    problem = make_problem()
+    inputs, grad_o = make_inputs(problem)
+    make_module(problem)(*inputs).sum().backward()
+    assert seen == [True]
+    _, _, *want_grads = attention(problem, *inputs, torch.ones_like(grad_o))
     for leaf, want in zip(inputs, want_grads):
         close(leaf.grad, want)
 

@@ -17,6 +17,7 @@ from hsap.tune import table
 from hsap.tune.choices import Refusals, shapes, too_large
 from hsap.tune.experiment import chosen, overrides, write
 from hsap.tune.job import Job, packs_per_step
+from hsap.tune.room import Room
 from hsap.tune.search import tune
 from hsap.tune.setting import GIB
 from hsap.tune.trials import Measured, override
@@ -51,6 +52,13 @@ def test_every_legal_shape_is_there_and_the_others_are_explained() -> None:
     told = "\n".join(refusals.lines())
     assert "dp 8: every SP group needs a pack of its own" in told
     assert "intra 8: would send all-to-alls of every layer between nodes of 4" in told
+
+
+def test_more_ranks_than_a_plan_may_have_go_into_data_parallelism() -> None:
+    refusals, many = Refusals(), job(2048, 4, seq_len=1 << 20, packs=8192)
+    assert max(shape.topology.num_ranks for shape in shapes(many, refusals)) == 4096
+    assert "SP groups of 8192 ranks: plans are made for up to 4,096 ranks" in refusals.lines()
+    assert "packs of 524,288 tokens would do" in Room(many).would_hold()
 
 
 def test_more_intra_ranks_than_heads_are_illegal_and_odd_packs_don_t_go_round() -> None:

@@ -142,6 +142,8 @@ def _merge(
     weight = tl.where(new == EMPTY, 0.0, 1.0 / (1.0 + tl.exp(old - new)))
     high, low = tl.maximum(old, new), tl.minimum(old, new)
     both = tl.where(low == EMPTY, high, high + tl.log(1.0 + tl.exp(low - high)))
+    # There are fewer pairs than threads, so that several read each lse; none is written before all have read it.
+    tl.debug_barrier()
     tl.store(at_lse, both.to(lse_acc.dtype.element_ty), there)
     at_o = o_acc + (ours * acc_row + head * acc_head)[:, None] + column
     o = tl.load(at_o, inside, other=0.0)
