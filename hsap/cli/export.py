@@ -10,7 +10,10 @@ from hsap.cli.exit import OK
 from hsap.ir.check import whole
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-BESIDE = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+BESIDE = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"),
+)
 """What belongs to a model and changes by no training."""
 
 

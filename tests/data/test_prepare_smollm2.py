@@ -15,6 +15,9 @@ SCRIPT = Path(__file__).parents[2] / "datasets" / "prepare_smollm2.py"
 SPEC = importlib.util.spec_from_file_location("prepare_smollm2", SCRIPT)
 HIDDEN, FFN, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 40, 4, 2, 8
 KEYS = {
+    "general.architecture": "llama",
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
     "llama.block_count": 1,
     "llama.embedding_length": HIDDEN,
     "llama.feed_forward_length": FFN,
@@ -67,8 +70,16 @@ def text(word):
     return struct.pack("<Q", len(word)) + word.encode()
 
 
-def gguf():
-    """A file of one layer, and its tensors by GGUF's names."""
+def typed(value):
+    """A key's type and value, as the file has them."""
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+
+
+def gguf(more=()):
+    """A file of one layer, and its tensors by GGUF's names. more: keys beside, or instead of, those of `KEYS`."""
+    its_keys = KEYS | dict(more)
     random = np.random.default_rng(0)
     entries, body, tensors = b"", b"", {}
     for name, shape in MATRICES.items():
@@ -81,11 +92,9 @@ def gguf():
         entries += text(f"{name}.weight") + struct.pack("<IQIQ", 1, HIDDEN, 0, len(body))
         body += tensors[name].tobytes()
     keys = text("general.tags") + struct.pack("<IIQ", 9, 8, 2) + text("one") + text("two")
-    for name, value in KEYS.items():
-        keys += text(name) + (
-            struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
-        )
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(KEYS) + 1) + keys + entries
+    for name, value in its_keys.items():
+        keys += text(name) + typed(value)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(its_keys) + 1) + keys + entries
     return head + b"\0" * (-len(head) % 32) + body, tensors
 
 
@@ -121,3 +130,34 @@ def test_other_files_are_refused(script):
     for bad, told in ((b"PK" + data, "no GGUF"), (data[:4] + b"\2" + data[5:], "version 2")):
         with pytest.raises(ValueError, match=told):
             script.read_gguf(bad)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"general.architecture": "qwen2"},
+        {"tokenizer.ggml.pre": "llama-bpe"},
+        {"llama.rope.scaling.factor": 8.0},
+    ],
+)
+def test_other_models_are_refused_by_what_they_say(script, more):
+    """Their rotary embedding, biases or tokenizers would be lost without a word."""
+    with pytest.raises(ValueError, match=f"{next(iter(more))}|scales its rotary"):
+        script.config_of(script.read_gguf(gguf(more)[0]))
+
+
+def test_tensors_that_aren_t_the_model_s_are_refused(script):
+    file = script.read_gguf(gguf()[0])
+    config = script.config_of(file)
+    script.check_tensors(file, config)
+    bias = {"blk.0.attn_q.bias": file.tensors["blk.0.attn_norm.weight"]}
+    for tensors in (file.tensors | bias, dict(list(file.tensors.items())[1:])):
+        with pytest.raises(ValueError, match=r"has (blk\.0\.attn_q\.bias|token_embd\.weight) with shape"):
+            script.check_tensors(script.Gguf(file.keys, tensors, file.data), config)
+
+
+def test_a_file_cut_anywhere_is_refused(script):
+    data, _ = gguf()
+    for size in (4, 8, 20, 100, 700, len(data) // 2, len(data) - 1):
+        with pytest.raises(ValueError, match="damaged or cut short"):
+            script.read_gguf(data[:size])

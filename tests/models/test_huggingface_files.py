@@ -60,9 +60,24 @@ def test_tied_weights_are_one_parameter_and_one_tensor(tmp_path):
     # Some folders hold it all the same: it must be the embedding.
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path)
     load(tmp_path / "tied")
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, path)
-    with pytest.raises(ValueError, match=r"lm_head\.weight .*tie_word_embeddings"):
-        load(tmp_path / "tied")
+    for other in (tensors["model.embed_tokens.weight"] + 1, tensors["model.embed_tokens.weight"].half()):
+        save_file(tensors | {"lm_head.weight": other}, path)
+        with pytest.raises(ValueError, match=r"lm_head\.weight .*tie_word_embeddings"):
+            load(tmp_path / "tied")
+
+
+def test_numbers_that_a_narrower_type_can_t_hold_are_refused(tmp_path):
+    """Half precision ends at 65,504; an infinite weight would make every logit none."""
+    model = build_model(SMALL, seed=1)
+    with torch.no_grad():
+        model.model.norm.weight[3] = -65519  # rounded to the last number that there is
+        save(model, tmp_path / "near", dtype=torch.float16, max_positions=8)
+        assert load(tmp_path / "near").model.norm.weight[3] == -65504
+        model.model.norm.weight[3] = -65520
+    with pytest.raises(ValueError, match=r"model\.norm\.weight holds 65520, and float16 ends at 65504"):
+        save(model, tmp_path / "far", dtype=torch.float16, max_positions=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["near"]
+    save(model, tmp_path / "far", dtype=torch.bfloat16, max_positions=8)
 
 
 def test_frequencies_that_old_files_hold_are_no_weights(folder):
@@ -113,6 +128,9 @@ def test_a_wrong_tensor_is_named(folder, name, function, told):
 def test_missing_and_unexpected_tensors_are_listed(folder):
     change(folder / "config.json", num_hidden_layers=2)
     with pytest.raises(ValueError, match=r"has also model\.layers\.2\..* and 4 more; copy"):
+        load(folder)
+    change(folder / "config.json", num_hidden_layers=10**12)
+    with pytest.raises(ValueError, match=r"num_hidden_layers 1000000000000, and the files there hold 30 tensors"):
         load(folder)
     change(folder / "config.json", num_hidden_layers=4, attention_bias=True)
     with pytest.raises(ValueError, match=r"lacks model\.layers\.0\.self_attn\.q_proj\.bias, .* and 20 more; copy"):

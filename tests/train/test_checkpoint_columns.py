@@ -47,8 +47,33 @@ def test_what_is_lacking_is_said(tmp_path):
         Pieces(paths[:1]).read("fp32", "w", 0, 55)
 
 
-@pytest.mark.parametrize("entry", ["fp32:0+0/0/5:w", "fp32:0+0/6/5:w"])
+HUGE = "9" * 18
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("fp32:0+0/0/5:w", "fp32:0+0/6/5:w", "fp32:3+0/4/5:w", "fp32:5+0/1/5:w"),
+        *(f"fp32:0+{HUGE}/1/{HUGE}:w", f"fp32:{HUGE}+0/1/1:w", f"fp32:0+0/1/{HUGE}:w"),
+    ],
+)
 def test_columns_that_can_t_be_are_refused(tmp_path, entry):
     write_tensors(tmp_path / "rank0.safetensors", {entry: torch.zeros(4)})
     with pytest.raises(ValueError, match="whose columns can't be"):
         Pieces([tmp_path / "rank0.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"fp32:0+0/2/5:w": 4, "fp32:1+0/4/5:w": 8},
+        {"fp32:0+0/2/5:w": 4, "fp32:0+2/2/5:w": 4, "fp32:2+0/3/5:w": 6},
+        {"fp32:0+0/5/5:w": 10, "fp32:0:w": 10},
+        {"fp32:0:w": 6, "fp32:5:w": 5},
+    ],
+)
+def test_what_is_there_twice_is_refused(tmp_path, entries):
+    """Ten elements, some of them in two pieces, which may differ."""
+    write_tensors(tmp_path / "rank0.safetensors", {name: torch.zeros(n) for name, n in entries.items()})
+    with pytest.raises(ValueError, match="holds some of fp32 of w twice"):
+        Pieces([tmp_path / "rank0.safetensors"]).read("fp32", "w", 0, 10)

@@ -106,6 +106,8 @@ def test_folders_of_other_names_are_neither_counted_nor_dropped(home):
         ("fp32:0:w", torch.zeros(3, 1)),
         ("fp32:0:w", torch.tensor(1.0)),
         ("fp32:0:w", torch.zeros(3, dtype=torch.float64)),
+        ("fp32:0:w", torch.zeros(3, dtype=torch.uint8)),
+        ("random:0:cpu/0", torch.zeros(3)),
     ],
 )
 def test_tensors_that_are_no_pieces_are_refused(tmp_path, name, values):

@@ -28,7 +28,8 @@ def home(tmp_path_factory):
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
     save(model, folder / "model", max_positions=192, like={"eos_token_id": 3}, shard_bytes=10**5)
-    (folder / "model" / "tokenizer_config.json").write_text("{}")
+    for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        (folder / "model" / name).write_text("{}")
     return folder
 
 
@@ -66,7 +67,8 @@ def test_every_zero_stage_begins_from_the_folder(home):
         target = home / f"exported{stage}"
         assert cli.main(["export", str(home / f"zero{stage}"), "-o", str(target), "--like", str(home / "model")]) == 0
         assert read_config(target)[0] == CONFIG and read_config(target)[1]["eos_token_id"] == 3
-        assert (target / "tokenizer_config.json").is_file()
+        for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+            assert (target / name).is_file()
         after = dict(load(target).named_parameters())
         for name, parameter in load(home / "model").named_parameters():
             torch.testing.assert_close(after[name], parameter, rtol=0, atol=1e-7)

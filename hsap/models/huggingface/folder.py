@@ -89,7 +89,8 @@ def write(
 
     parameter: gives each of the model's, by its name, when its turn comes. dtype: what they are rounded to in the
     files, each of at most `shard_bytes` (or one tensor). max_positions, like: see `config_json`.
-    ValueError: a folder that isn't empty, or a model that no family of Hugging Face's has. OSError: a full disk, say.
+    ValueError: a folder that isn't empty, a model that no family of Hugging Face's has, or a number that the dtype
+    can't hold. OSError: a full disk, say.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -100,11 +101,23 @@ def write(
     fresh.mkdir(parents=True)
     try:
         (fresh / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        _write_weights(fresh, shapes(config), lambda name: parameter(name).detach().to(dtype), dtype, shard_bytes)
+        _write_weights(fresh, shapes(config), lambda name: _rounded(name, parameter(name), dtype), dtype, shard_bytes)
         os.replace(fresh, folder)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give a parameter in the files' type; ValueError where a number in it would become infinite."""
+    rounded = tensor.detach().to(dtype)
+    if bool((rounded.isinf() & tensor.detach().isfinite()).any()):
+        largest = tensor.detach()[tensor.detach().isfinite()].abs().max().item()
+        raise ValueError(
+            f"{name} holds {largest:g}, and {str(dtype).removeprefix('torch.')} ends at {torch.finfo(dtype).max:g}; "
+            "save it in another number format, float32 say"
+        )
+    return rounded
 
 
 def _write_weights(

@@ -70,7 +70,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; ValueError where the file holds none."""
     try:
         values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} can't be read ({error}); copy it anew from where it is whole") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds no JSON object; copy it anew from where it is whole")

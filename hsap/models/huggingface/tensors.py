@@ -58,6 +58,11 @@ class Weights:
 
     def check(self, config: ModelConfig) -> None:
         """Refuse, by ValueError, weights that aren't those of such a model: it lists what is missing, or too much."""
+        if config.num_layers > len(self._homes):
+            raise ValueError(
+                f"config.json in {self.folder} says num_hidden_layers {config.num_layers}, and the files there hold "
+                f"{len(self._homes)} tensors in all; copy config.json and weights from the same model"
+            )
         expected = shapes(config)
         missing = [name for name in expected if name not in self]
         more = [name for name in self if name not in expected and not name.endswith(_DERIVED)]
@@ -71,11 +76,15 @@ class Weights:
             )
         for name, like in expected.items():
             self._check_one(name, tuple(like.shape))
-        if config.tied_embeddings and HEAD in self and not torch.equal(self.read(HEAD), self.read(EMBEDDING)):
+        if config.tied_embeddings and HEAD in self and not self._is_embedding(HEAD):
             raise ValueError(
                 f"{self._where(HEAD)} isn't {EMBEDDING}, but tie_word_embeddings in config.json says that they are "
                 "one; set it to false there, or take the tensor out"
             )
+
+    def _is_embedding(self, name: str) -> bool:
+        tensor, embedding = self.read(name), self.read(EMBEDDING)
+        return tensor.dtype == embedding.dtype and torch.equal(tensor, embedding)
 
     def _check_one(self, name: str, shape: tuple[int, ...]) -> None:
         entry = self._files[self._homes[name]].get_slice(name)

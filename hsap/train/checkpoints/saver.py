@@ -17,7 +17,7 @@ from hsap.runtime.groups import job_store
 from hsap.tensorfile import write_tensors
 from hsap.train.checkpoints import sharding
 from hsap.train.checkpoints.folder import clear_unfinished, damage, folder, publish, refusal, unfinished
-from hsap.train.checkpoints.tensors import Pieces, key
+from hsap.train.checkpoints.tensors import RANDOM, Pieces, key
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine
 
@@ -150,7 +150,7 @@ def load(engine: Engine, config: TrainConfig, state: dict) -> None:
     engine.deepspeed.global_steps = state["step"]
     # Training itself draws no random number; what a rank of this number had drawn from is set for whoever does.
     for name, set_state in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):
-        random = pieces.whole("random", f"{name}/{rank}")
+        random = pieces.whole(RANDOM, f"{name}/{rank}")
         if random is not None and (name == "cpu" or engine.device.type == "cuda"):
             set_state(random)
 
@@ -159,7 +159,7 @@ def _random_states(device: torch.device) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    return {key("random", f"{name}/{dist.get_rank()}", 0): state for name, state in states.items()}
+    return {key(RANDOM, f"{name}/{dist.get_rank()}", 0): state for name, state in states.items()}
 
 
 def _file(rank: int) -> str:

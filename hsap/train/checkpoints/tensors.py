@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from hsap.ir.check import one_line
 
-_TYPES = ("F32", "U8")
+RANDOM = "random"
+"""The kind of a rank's random state; pieces of all other kinds are numbers in float32."""
+_MOST = 1 << 62
 _NUMBER = "([0-9]{1,18})"
 _PIECE = re.compile(rf"([^:]*):{_NUMBER}(?:\+{_NUMBER}/{_NUMBER}/{_NUMBER})?:(.*)", re.DOTALL)
 
@@ -32,6 +35,10 @@ class Columns:
     width: int
     stride: int
 
+    def last(self, numel: int) -> int:
+        """Place in the whole behind the last row that a piece of so many elements has a part of."""
+        return self.start + ((self.skip + numel) // self.width + 1) * self.stride
+
     def places(self, first: int, numel: int) -> Tensor:
         """Places in the whole of elements [first, first + numel) of the piece."""
         number = torch.arange(self.skip + first, self.skip + first + numel)
@@ -48,7 +55,7 @@ def key(kind: str, name: str, start: int | Columns) -> str:
 class Pieces:
     """The pieces of a checkpoint's files, read by parameter and place; files are mapped, not read as a whole.
 
-    ValueError: a file that isn't safetensors, or holds something else than pieces.
+    ValueError: a file that isn't safetensors, or holds something else than pieces, or what another has too.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -64,25 +71,30 @@ class Pieces:
                 ) from error
             self._files.append(file)
             for entry in file.keys():  # noqa: SIM118  (not a mapping)
-                piece, part = _PIECE.fullmatch(entry), file.get_slice(entry)
-                if piece is None or len(part.get_shape()) != 1 or part.get_dtype() not in _TYPES:
-                    raise ValueError(
-                        f"{path} holds {one_line(entry)}, {part.get_dtype()} {part.get_shape()}, which is no piece of "
-                        f"a flattened parameter; resume from another checkpoint"
-                    )
-                kind, start, *columns, name = piece.groups()
-                start, numel = int(start), part.get_shape()[0]
-                if columns[0] is None:
-                    self._pieces[kind, name].append((start, start + numel, number, entry))
-                    continue
-                its = Columns(start, *map(int, columns))
-                if not 0 < its.width <= its.stride:
-                    raise ValueError(
-                        f"{path} holds {one_line(entry)}, whose columns can't be; resume from another checkpoint"
-                    )
-                self._columns[kind, name].append((its, numel, number, entry))
-        for pieces in self._pieces.values():
+                self._add(path, number, entry)
+        for (kind, name), pieces in self._pieces.items():
             pieces.sort()
+            if (kind, name) in self._columns or any(a[1] > b[0] for a, b in itertools.pairwise(pieces)):
+                raise _twice(kind, name)
+
+    def _add(self, path: Path, number: int, entry: str) -> None:
+        """Note where a file's entry belongs."""
+        piece, part = _PIECE.fullmatch(entry), self._files[number].get_slice(entry)
+        shape = part.get_shape()
+        kind = piece and piece[1]
+        if piece is None or len(shape) != 1 or part.get_dtype() != ("U8" if kind == RANDOM else "F32"):
+            raise ValueError(
+                f"{path} holds {one_line(entry)}, {part.get_dtype()} {shape}, which is no piece of a flattened "
+                "parameter; resume from another checkpoint"
+            )
+        start, *columns, name = piece.groups()[1:]
+        if columns[0] is None:
+            self._pieces[kind, name].append((int(start), int(start) + shape[0], number, entry))
+            return
+        its = Columns(int(start), *map(int, columns))
+        if not 0 < its.width <= its.stride - its.start or its.last(shape[0]) > _MOST:
+            raise ValueError(f"{path} holds {one_line(entry)}, whose columns can't be; resume from another checkpoint")
+        self._columns[kind, name].append((its, shape[0], number, entry))
 
     def read(self, kind: str, name: str, start: int, numel: int) -> Tensor:
         """Elements [start, start + numel) of a flattened parameter; ValueError where no file holds some of them."""
@@ -112,6 +124,8 @@ class Pieces:
             places = columns.places(0, held) - start
             here = (places >= 0) & (places < numel)
             if bool(here.any()):
+                if bool(found[places[here]].any()):
+                    raise _twice(kind, name)
                 out[places[here]] = self._files[number].get_tensor(entry)[here].to(out.dtype)
                 found[places[here]] = True
         if not bool(found.all()):
@@ -122,6 +136,13 @@ class Pieces:
         """All of an entry, None if there is none."""
         pieces = self._pieces.get((kind, name))
         return None if not pieces else self.read(kind, name, 0, pieces[-1][1])
+
+
+def _twice(kind: str, name: str) -> ValueError:
+    return ValueError(
+        f"the checkpoint holds some of {kind} of {one_line(name)} twice, and nothing says which holds; resume from "
+        "another checkpoint"
+    )
 
 
 def _lacking(kind: str, name: str, at: int, start: int, end: int) -> ValueError:
