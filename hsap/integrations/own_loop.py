@@ -12,9 +12,9 @@ under way. `average_over` is then the group over which gradients are averaged, a
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -48,29 +48,47 @@ from hsap.train.planning import PlanExchange
 from hsap.train.pool import PlanPool
 
 _KEPT_PLANS = 64
+_MAX_LABEL = (1 << 31) - 1
 _MADE: Counter[str] = Counter()
 """How often each SP group was given plans in this process: its members make theirs in the same order, so that the names
 under which plans travel are the same on all of them, and of nobody else."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """One rank's part of a packed micro-batch; tensors are on the rank's device.
 
     plan: the micro-batch's. rows: int64 [T], token positions of the rank's rows in the packed batch, in row order; T
     may be 0. positions: int64 [T], within the document. targets: int64 [T], the token that each row predicts, -100
-    where there is none; None where `load` was given no labels. num_targets: of the whole micro-batch. layer_masks: of
-    each layer, or a pattern that is repeated.
+    where there is none; None where `load` was given no labels. layer_masks: of each layer, or a pattern that is
+    repeated. No dataclass, because FSDP2 rebuilds those among a forward's arguments with all that is in them.
     """
 
-    plan: Plan
-    rows: Tensor
-    positions: Tensor
-    targets: Tensor | None
-    num_targets: int
-    layer_masks: tuple[Mask, ...]
-    _indices: tuple[int, ...] = field(repr=False)
-    _executor: Executor = field(repr=False)
+    __slots__ = ("_executor", "_indices", "_num_targets", "layer_masks", "plan", "positions", "rows", "targets")
+
+    def __init__(
+        self,
+        plan: Plan,
+        rows: Tensor,
+        positions: Tensor,
+        targets: Tensor | None,
+        num_targets: int,
+        layer_masks: tuple[Mask, ...],
+        indices: tuple[int, ...],
+        executor: Executor,
+    ) -> None:
+        self.plan, self.rows, self.positions, self.targets = plan, rows, positions, targets
+        self.layer_masks = layer_masks
+        self._num_targets, self._indices, self._executor = num_targets, indices, executor
+
+    @property
+    def num_targets(self) -> int:
+        """Targets of the whole micro-batch. ValueError where `load` was given no labels, and nothing was counted."""
+        if self.targets is None:
+            raise ValueError(
+                "shard: the batch was loaded without labels, so its targets aren't counted, and a loss scaled by none "
+                "would be wrong; give load the labels, or count the targets of the whole batch yourself"
+            )
+        return self._num_targets
 
     @property
     def num_tokens(self) -> int:
@@ -228,6 +246,8 @@ class SequenceParallel:
         self._ahead.popleft()
         plan = self._fetch()
         layout = plan.problem.layout
+        if self._loaded % _KEPT_PLANS == 1:
+            self._compare(shape, labels is not None, micro.labels)
         if (layout.lengths, layout.sequences) != (shape.lengths, shape.sequences):
             raise ValueError(
                 f"sequence parallel: rank {self.mesh.sp_rank} of SP group {self.mesh.dp_rank} was given documents of "
@@ -240,7 +260,7 @@ class SequenceParallel:
             self._tensor(rows),
             self._tensor(micro.positions[rows]),
             None if labels is None else self._tensor(micro.labels[rows]),
-            0 if labels is None else micro.num_targets,
+            micro.num_targets,
             self.layer_masks,
             self._indices,
             self._session.load(plan),
@@ -265,6 +285,25 @@ class SequenceParallel:
         self._exchange.closed.set()
         if self._pool is not None:
             self._pool.close()
+
+    def _compare(self, shape: Shape, labelled: bool, labels: np.ndarray) -> None:
+        """Refuse a batch whose labels aren't those of the group's other ranks: a plan only knows lengths, and blocks
+        of text that all have one length are the usual case. Collective over the SP group; now and then is enough for
+        loaders that draw by rank, and it waits for the device.
+        """
+        if self.topology.num_ranks == 1:
+            return
+        digest = hashlib.sha256(repr((shape, labelled)).encode() + np.ascontiguousarray(labels).tobytes()).digest()
+        mine = torch.tensor([int.from_bytes(digest[:7], "big")], device=self.device)
+        others = [torch.empty_like(mine) for _ in range(self.topology.num_ranks)]
+        dist.all_gather(others, mine, group=self.mesh.sp)
+        differing = [rank for rank, other in enumerate(others) if other.item() != mine.item()]
+        if differing:
+            raise ValueError(
+                f"sequence parallel: rank {self.mesh.sp_rank} of SP group {self.mesh.dp_rank} was given a batch whose "
+                f"lengths or labels aren't those of rank {differing[0]} of its group; every rank of an SP group must "
+                "load the same documents: draw them by dp_rank, not by rank"
+            )
 
     def _fetch(self) -> Plan:
         number = self._loaded
@@ -303,6 +342,11 @@ def _micro_batch(lengths: Iterable[int], labels: object, sequences: Sequence[int
         raise ValueError(
             f"sequence parallel: labels have shape {list(labels.shape)}, the documents {layout.num_tokens} tokens "
             "together; give one label a token, documents one after the other, not shifted"
+        )
+    if labels.size and (labels.dtype.kind not in "iu" or labels.max() > _MAX_LABEL or (labels[labels < 0] + 100).any()):
+        raise ValueError(
+            f"sequence parallel: labels are {labels.dtype} from {labels.min()} to {labels.max()}; give the ids of "
+            f"tokens, whole numbers from 0 to {_MAX_LABEL}, and {NO_TARGET} where a token isn't trained"
         )
     names = tuple(map(str, range(layout.num_documents)))
     store = DocumentStore(labels.astype(np.int32), layout.cu_seqlens, names, labels != NO_TARGET)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from hsap.integrations.own_loop import SequenceParallel
 from hsap.integrations.transformers import Collator
+from hsap.models.loss import IGNORED_TARGET
 
 try:
     from transformers import Trainer
@@ -31,6 +34,7 @@ _MUST_BE = {
     "include_for_metrics": ([], "there are no logits"),
     "full_determinism": (False, "it sets flags for the whole process that attention's kernels don't know"),
     "auto_find_batch_size": (False, "a rank alone would take another size"),
+    "neftune_noise_alpha": (None, "its noise depends on how many tokens are embedded together, and ranks have some"),
 }
 """Arguments that another value of would change the loss behind our back, or make ranks part ways, and why."""
 
@@ -41,8 +45,8 @@ class SequenceParallelTrainer(Trainer):
     sequence_parallel: what that gave. A feature is a document (see `Collator`, the default `data_collator`), a batch
     the documents of one micro-batch of an SP group, so per_device_train_batch_size counts documents per SP group; they
     are drawn in an order that depends on the seed alone, or as they come with train_sampling_strategy="sequential".
-    Evaluation gives the loss only; over SP groups that don't divide the documents evenly some count twice.
-    Errors: ValueError for arguments that don't fit.
+    Evaluation and prediction give the loss only, the mean over all targets of the data set; over SP groups that don't
+    divide the documents evenly some count twice. Errors: ValueError for arguments that don't fit.
     """
 
     def __init__(self, *args, sequence_parallel: SequenceParallel, **kwargs) -> None:
@@ -67,6 +71,28 @@ class SequenceParallelTrainer(Trainer):
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         data = self.eval_dataset[data] if isinstance(data, str) else data
         return self._documents(data, self.args.eval_batch_size, shuffle=False, drop_last=False)
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """Documents to predict, of this rank's SP group."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def evaluation_loop(self, *args, **kwargs) -> Any:
+        """Trainer's, but for the loss: Trainer's is a mean of batches' means, whatever the batches hold."""
+        self._evaluated = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        output = super().evaluation_loop(*args, **kwargs)
+        loss_sum, count = self.accelerator.reduce(self._evaluated, reduction="sum").tolist()
+        for name in output.metrics:
+            if name.endswith("_loss"):
+                output.metrics[name] = loss_sum / max(count, 1)
+        return output
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> tuple[Tensor, None, None]:
+        """Add this rank's losses and targets of a batch to what is evaluated."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            loss = model(**inputs, loss_scale=1.0).loss
+        self._evaluated += torch.stack((loss.double(), (inputs["shift_labels"] != IGNORED_TARGET).sum().double()))
+        return loss, None, None
 
     def _documents(self, data: Any, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader:
         if data is None or not hasattr(data, "__len__"):
@@ -99,6 +125,11 @@ def check_arguments(arguments: TrainingArguments) -> None:
         given = getattr(arguments, name, value)
         if given != value:
             raise ValueError(f"trainer: {name}={given!r}: {reason}; set {name}={value!r}")
+    if (sampling := arguments.train_sampling_strategy) not in ("random", "sequential"):
+        raise ValueError(
+            f"trainer: train_sampling_strategy={sampling!r} deals documents to ranks by length, which plans "
+            "balance here already; set it to 'random' or 'sequential'"
+        )
     if arguments.n_gpu > 1:
         raise ValueError("trainer: this process has several GPUs; start one process for each, with torchrun")
     if getattr(arguments, "parallelism_config", None) is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -105,24 +104,30 @@ def sequence_parallel(
             f"transformers: {type(model).__name__} has attention of its own, which can't be exchanged by the attention "
             "interface; train another model"
         )
-    _Adapter(model, len(asked), windows, loss_chunk_tokens)
+    _Adapter(model, len(asked), windows, sp.layer_masks, loss_chunk_tokens)
     return sp
 
 
-@dataclass(slots=True, eq=False)
 class _Call:
     """One forward of a model: what its layers and its head need to know, and what they have done.
 
     scale: what the sum of losses is multiplied by, or what it is divided by; the other one is None. windows: of each
     layer, as the configuration was read; None where it wasn't asked.
+    No dataclass, as `Shard`, lest layers tell a copy what they have done.
     """
 
-    shard: Shard
-    targets: Tensor | None
-    scale: tuple[Tensor | float | None, Tensor | int | None]
-    windows: tuple[int | None, ...] | None
-    layers: set[int] = field(default_factory=set)
-    loss: Tensor | None = None
+    __slots__ = ("layers", "loss", "scale", "shard", "targets", "windows")
+
+    def __init__(
+        self,
+        shard: Shard,
+        targets: Tensor | None,
+        scale: tuple[Tensor | float | None, Tensor | int | None],
+        windows: tuple[int | None, ...] | None,
+    ) -> None:
+        self.shard, self.targets, self.scale, self.windows = shard, targets, scale, windows
+        self.layers: set[int] = set()
+        self.loss: Tensor | None = None
 
 
 class Collator:
@@ -139,18 +144,8 @@ class Collator:
         self.sp = sp
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        documents = [torch.as_tensor(feature["input_ids"]) for feature in features]
-        labels = [torch.as_tensor(feature.get("labels", ids)) for feature, ids in zip(features, documents)]
-        for i, (ids, targets) in enumerate(zip(documents, labels)):
-            if ids.dim() != 1 or targets.shape != ids.shape:
-                raise ValueError(
-                    f"transformers: document {i} has input_ids of shape {list(ids.shape)} and labels of "
-                    f"{list(targets.shape)}; give one row of ids a document, and labels, if any, of the same length"
-                )
-            if 0 in torch.as_tensor(features[i].get("attention_mask", 1)):
-                raise ValueError(
-                    f"transformers: document {i} is padded; documents are packed without padding: leave it out"
-                )
+        tokens = [_tokens(i, feature) for i, feature in enumerate(features)]
+        documents, labels = [ids for ids, _ in tokens], [targets for _, targets in tokens]
         none = torch.empty(0, dtype=torch.int64)
         shard = self.sp.load([len(ids) for ids in documents], torch.cat([none, *labels]))
         targets = shard.targets[None]
@@ -163,6 +158,27 @@ class Collator:
         }
 
 
+def _tokens(i: int, feature: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Give ids and labels of document i, int64 [T]."""
+    given = feature.get("input_ids") if isinstance(feature, Mapping) else None
+    if given is None:
+        raise ValueError(f"transformers: document {i} has no input_ids; give features with the ids of their tokens")
+    ids, labels, mask = torch.as_tensor(given), feature.get("labels"), feature.get("attention_mask")
+    targets = ids if labels is None else torch.as_tensor(labels)
+    if ids.dim() != 1 or targets.shape != ids.shape:
+        raise ValueError(
+            f"transformers: document {i} has input_ids of shape {list(ids.shape)} and labels of "
+            f"{list(targets.shape)}; give one row of ids a document, and labels, if any, of the same length"
+        )
+    if len(ids) and (ids.is_floating_point() or targets.is_floating_point()):
+        raise ValueError(
+            f"transformers: document {i} has input_ids of {ids.dtype} and labels of {targets.dtype}; give whole numbers"
+        )
+    if mask is not None and 0 in torch.as_tensor(mask):
+        raise ValueError(f"transformers: document {i} is padded; documents are packed without padding: leave it out")
+    return ids.long(), targets.long()
+
+
 class _Adapter:
     """Hooks on a model: its forward's arguments before it runs, its lm head, and its output.
 
@@ -170,10 +186,15 @@ class _Adapter:
     """
 
     def __init__(
-        self, model: PreTrainedModel, num_layers: int, windows: tuple[int | None, ...] | None, chunk_tokens: int
+        self,
+        model: PreTrainedModel,
+        num_layers: int,
+        windows: tuple[int | None, ...] | None,
+        masks: tuple[Mask, ...],
+        chunk_tokens: int,
     ) -> None:
         self.name, self.num_layers = type(model).__name__, num_layers
-        self.windows, self.chunk_tokens = windows, chunk_tokens
+        self.windows, self.masks, self.chunk_tokens = windows, masks, chunk_tokens
         self.call: _Call | None = None
         self.checked = False
         self.head = model.get_output_embeddings()
@@ -196,7 +217,14 @@ class _Adapter:
         if args or not isinstance(shard, Shard):
             raise ValueError(
                 f"transformers: the forward of {self.name} needs hsap=shard, and all arguments by name; give what "
-                "Collator gives, or load the batch by SequenceParallel.load and give input_ids=shard.take(ids)[None]"
+                "Collator gives, or load the batch by SequenceParallel.load and give input_ids=shard.take(ids)[None]; "
+                "to generate, or for anything else without a shard, call model.set_attn_implementation('sdpa') first"
+            )
+        if shard.layer_masks != self.masks:
+            raise ValueError(
+                f"transformers: {self.name} was given a shard with masks {shown(tuple(map(str, shard.layer_masks)))}, "
+                f"its own are {shown(tuple(map(str, self.masks)))}; load its batches by what sequence_parallel gave "
+                "for this model"
             )
         for name, value in kwargs.items():
             if name not in (*_OURS, *_TAKEN) and value is not None and value is not False:
@@ -249,6 +277,13 @@ class _Adapter:
                 "num_items_in_batch=: a rank doesn't know how many targets the others have, and a mean over its own is "
                 "wrong"
             )
+        scale = kwargs.get("loss_scale")
+        if targets is not None and isinstance(scale, Tensor) and scale.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"transformers: loss_scale came as {scale.dtype}, which rounds loss and gradients; under "
+                "FSDP2 say MixedPrecisionPolicy(cast_forward_inputs=False) for the whole model, or give loss_scale=1.0 "
+                "and multiply the loss by sp.loss_scale(targets)"
+            )
         return targets
 
     def losses(self, hidden_1TC: Tensor) -> Tensor:
@@ -288,7 +323,7 @@ class _Adapter:
         if not self.checked:
             # Once: it waits for the device. ZeRO-3 puts a node of its own behind the head, so it is another tensor.
             total = output.logits.detach()
-            if total.numel() != 1 or total.to(call.loss.dtype).reshape(()) != call.loss:
+            if total.numel() != 1 or not _same(total.to(call.loss.dtype).reshape(()), call.loss):
                 raise ValueError(
                     f"transformers: {self.name} changes its logits behind the lm head (a soft cap or a scale), which "
                     "the loss here wouldn't know of; train another model, or set that factor to 1 or null"
@@ -296,8 +331,14 @@ class _Adapter:
             self.checked = bool(call.loss != 0)
         # By the argument that is given: a scale has the size of the world in it, Trainer multiplies by that itself.
         total, (scale, count) = output.logits.view(()), call.scale
-        loss = total * scale if count is None else total / count
+        # Without any target in the whole step the sum is 0, and its gradients are to be 0, not NaN.
+        loss = total * scale if count is None else total / torch.as_tensor(count).clamp(min=1)
         return type(output)(**{**output, "loss": loss, "logits": None})
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two losses are equal, as those of a model that diverged are."""
+    return bool((one == other) | (one.isnan() & other.isnan()))
 
 
 def attend(

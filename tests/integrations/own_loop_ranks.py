@@ -204,6 +204,16 @@ def disagreeing(rank: int) -> str:
     return ""
 
 
+def same_lengths(rank: int) -> str:
+    """Ranks of a group load blocks of one length, each its own, as a loader that deals by rank gives them."""
+    sp = SequenceParallel("4x1", heads())
+    try:
+        sp.load([5, 5], torch.arange(10) + rank)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def many_plans(rank: int) -> int:
     """More plans than are remembered, without any attention between them: ranks drift apart as far as they may."""
     sp = SequenceParallel("4x1", heads(), "causal", planner="zigzag", verify=False)
@@ -221,6 +231,7 @@ def everything(rank: int) -> dict:
         "tensor": tensor_parallel(rank),
         "pipeline": pipeline_parallel(rank),
         "disagreeing": disagreeing(rank),
+        "same lengths": same_lengths(rank),
         "many plans": many_plans(rank),
         "odd groups": odd_groups(rank),
     }

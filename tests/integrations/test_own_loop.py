@@ -48,9 +48,9 @@ def test_loss_and_gradients_are_those_of_one_process(four_ranks, way):
 @pytest.mark.slow
 def test_ranks_that_disagree_are_told(four_ranks):
     told = [rank["disagreeing"] for rank in four_ranks]
-    # Whoever planned sees nothing wrong with its own documents.
-    assert sum("must load the same documents" in text for text in told) >= 1
-    assert all(text == "" or "\n" not in text for text in told)
+    assert all("must load the same documents" in text and "\n" not in text for text in told)
+    told = [rank["same lengths"] for rank in four_ranks]
+    assert all("labels aren't those of rank" in text and "\n" not in text for text in told)
 
 
 @pytest.mark.slow
@@ -76,7 +76,10 @@ def test_a_shard_has_every_field_by_one_gather(world):
     assert shard.targets[by_position].tolist() == [6, 7, -100, -100, 1, -100, 2, -100]
     field = torch.arange(24).reshape(3, 8)
     assert torch.equal(shard.take(field, dim=1), field[:, shard.rows])
-    assert sp.load(lengths).targets is None
+    unlabelled = sp.load(lengths)
+    assert unlabelled.targets is None
+    with pytest.raises(ValueError, match="without labels"):
+        sp.loss_scale(unlabelled.num_targets)
     assert sp.loss_scale(4, accumulation=2).item() == 0.5 and sp.loss_scale(0).item() == 1
     sp.close()
 
@@ -90,6 +93,9 @@ def test_wrong_uses_are_refused_in_a_paragraph(world):
     refused = {
         "plan_ahead was given another": lambda: sp.load([4, 3]),
         "labels have shape": lambda: sp.load([3, 4], torch.zeros(6)),
+        "labels are float32": lambda: fresh.load([2], [1.5, 2.5]),
+        "labels are int64 from -1 to 3": lambda: fresh.load([2], [-1, 3]),
+        "to 4294967301": lambda: fresh.load([2], [3, 2**32 + 5]),
         "a field has 6 tokens": lambda: fresh.load([7]).take(torch.zeros(6)),
         "layout: lengths": lambda: sp.load([3, 0]),
         "the job has 1": lambda: hsap.SequenceParallel("2x1", heads),

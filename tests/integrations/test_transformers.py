@@ -7,9 +7,12 @@ import os
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.utils import _apply_to_tensors
 from torch.utils.data import DataLoader
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -97,6 +100,52 @@ def test_documents_without_targets_cost_nothing():
     empty = Collator(sp)([])
     assert empty["input_ids"].shape == (1, 0)
     model(**empty, loss_scale=sp.loss_scale(0)).loss.backward()
+
+
+def test_a_step_without_targets_is_nothing_to_trainer_too():
+    model, sp = prepared("Llama", **SHARED)
+    for count in (0, torch.tensor(0)):
+        batch = Collator(sp)([{"input_ids": [7, 8], "labels": [-100, -100]}])
+        loss = model(**batch, num_items_in_batch=count).loss
+        loss.backward()
+        assert loss.item() == 0
+        assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
+
+
+def test_a_model_that_diverged_says_so_by_its_loss():
+    model, sp = prepared("Llama", **SHARED)
+    with torch.no_grad():
+        model.lm_head.weight[0] = torch.nan
+    assert forward(model, sp).loss.isnan()
+
+
+def test_batches_of_another_model_are_refused():
+    _, other = prepared("Mistral", **SHARED, sliding_window=3)
+    model, _ = prepared("Mistral", **SHARED, sliding_window=7)
+    with pytest.raises(ValueError, match=r"window:3.*window:7.*this model"):
+        forward(model, other)
+
+
+def test_a_batch_goes_through_fsdp_s_casts_as_it_is():
+    """FSDP2 rebuilds dataclasses among the arguments of a forward, and of every layer."""
+    model, sp = prepared("Llama", **SHARED)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, cast_forward_inputs=True)
+    expected = forward(model, sp).loss.item()
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: (args, _apply_to_tensors(lambda tensor: tensor, kwargs)), with_kwargs=True
+        )
+    assert forward(model, sp).loss.item() == expected
+    model = build("Llama", **SHARED)
+    sp = sequence_parallel(model, "1x1", dtype="bf16")
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    loss = forward(model, sp).loss
+    loss.backward()
+    assert abs(loss.item() / expected - 1) < 0.005
+    with pytest.raises(ValueError, match=r"loss_scale came as torch\.bfloat16.*cast_forward_inputs=False"):
+        forward(model, sp, loss_scale=torch.tensor(1.0))
 
 
 def test_autocast_takes_the_head_s_dtype():
@@ -196,6 +245,7 @@ REFUSED_FORWARDS = {
     "padding": ("Llama", SHARED, {"attention_mask": torch.ones(1, 73)}, "attention_mask"),
     "cache": ("Llama", SHARED, {"use_cache": True}, "use_cache"),
     "no shard": ("Llama", SHARED, {"hsap": None}, "needs hsap"),
+    "a scale that was rounded": ("Llama", SHARED, {"loss_scale": torch.ones((), dtype=torch.bfloat16)}, "rounds loss"),
     "other rows": ("Llama", SHARED, {"input_ids": torch.zeros(1, 5, dtype=torch.long)}, r"\[1, 73\]"),
     "weights of attention": ("Llama", SHARED, {"output_attentions": True}, "output_attentions"),
     "arguments that attention doesn't get": ("StableLm", SHARED, {}, "hand its forward's arguments down"),
@@ -233,6 +283,14 @@ def test_features_that_are_no_documents_are_refused():
         collate([{"input_ids": [1, 2, 0], "attention_mask": [1, 1, 0]}])
     with pytest.raises(ValueError, match="document 0"):
         collate([{"input_ids": [1, 2, 0], "labels": [1, 2]}])
+    with pytest.raises(ValueError, match="document 0 has no input_ids"):
+        collate([{"text": "one"}])
+    with pytest.raises(ValueError, match="whole numbers"):
+        collate([{"input_ids": [1, 2], "labels": [1.5, 2.5]}])
+    with pytest.raises(ValueError, match="layout: lengths"):
+        collate([{"input_ids": []}])
+    short = collate([{"input_ids": np.array([1, 2], dtype=np.uint16), "labels": None, "attention_mask": None}])
+    assert short["input_ids"].tolist() == [[1, 2]] and short["shift_labels"].tolist() == [[2, -100]]
 
 
 def test_batches_are_not_loaded_in_workers():
@@ -247,6 +305,8 @@ TRAINER_S = {
     "label_smoothing_factor": 0.1,
     "dataloader_num_workers": 2,
     "batch_eval_metrics": True,
+    "neftune_noise_alpha": 5.0,
+    "train_sampling_strategy": "group_by_length",
 }
 
 
@@ -275,6 +335,10 @@ def test_trainer_deals_documents_to_sp_groups_and_evaluates(tmp_path):
     )
     expected = stock.loss(build("Llama", **SHARED), stock.documents(LENGTHS)).item()
     assert abs(trainer.evaluate()["eval_loss"] - expected) <= 1e-5
+    # Batches that hold different numbers of targets.
+    trainer.args.per_device_eval_batch_size = 3
+    assert abs(trainer.evaluate()["eval_loss"] - expected) <= 1e-5
+    assert abs(trainer.predict(stock.documents(LENGTHS)).metrics["test_loss"] - expected) <= 1e-5
     seen = []
     for dp_rank in range(2):
         trainer.sequence_parallel = SimpleNamespace(dp_size=2, dp_rank=dp_rank)
