@@ -8,12 +8,11 @@ from tests.bench.allocations import _held, _move
 def test_counted_allocations_are_within_the_bar(capsys) -> None:
     wanted = [
         memory.Case("tiny", "2x1", 3, "bf16", "full", 300, 2),
-        memory.Case("tiny", "1x2", 1, "fp32", "none", 500, 1),
-        memory.Case("deep", "2x1", 2, "fp32", "selective", 64, 1),
+        memory.Case("deep", "1x2", 2, "fp32", "selective", 64, 1),
         memory.Case("tiny", "2x1", 0, "bf16", "none", 400, 1, (("model.loss_chunk_vocab", 300),)),
     ]
     rows = memory.measure(wanted)
-    assert [row["topology"] for row in rows] == ["2x1", "1x2", "2x1", "2x1"]
+    assert [row["topology"] for row in rows] == ["2x1", "1x2", "2x1"]
     for row in rows:
         assert abs(row["predicted_bytes"] / row["counted_bytes"] - 1) < memory.BAR
         assert sum(row["counted"].values()) == row["counted_bytes"], "the parts are all there is"
