@@ -36,7 +36,7 @@ _POSITIONS = ("absolute", "rotary", "rope")
 
 
 def read_heads(config: Any, dtype: str) -> HeadShape:
-    """Give the head shape of a model's layers. config: of its text model. ValueError where layers, or q and v, differ."""
+    """Give the head shape of a model's layers. config: of its text model. ValueError where layers or q and v differ."""
     try:
         q_heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
