@@ -68,14 +68,34 @@ def sequence_parallel(
     the other. Without targets it gives the logits of the rank's rows.
     Errors: ValueError names what of the model HSAP doesn't compute, and what to do.
     """
+    whole("transformers: loss_chunk_tokens", loss_chunk_tokens)
+    _check_fits(model)
+    config = model.config.get_text_config()
+    asked = read_masks(config)
+    windows = None
+    if masks is None:
+        masks, windows = asked, tuple(mask.parameters[0] if mask.parameters else None for mask in asked)
+    heads = read_heads(config, dtype or DTYPE_NAMES[model.dtype])
+    sp = SequenceParallel(topology, heads, masks, **options)
+    AttentionInterface.register(NAME, attend)
+    model.set_attn_implementation(NAME)
+    if config._attn_implementation != NAME:
+        raise ValueError(
+            f"transformers: {type(model).__name__} has attention of its own, which can't be exchanged by the attention "
+            "interface; train another model"
+        )
+    _Adapter(model, len(asked), windows, sp.layer_masks, loss_chunk_tokens)
+    return sp
+
+
+def _check_fits(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention, positions and head can't be exchanged."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"transformers: this is {shown(type(model).__name__)}; give the model of transformers itself, before "
-            "whatever wraps or compiles it (of PEFT's, get_base_model())"
+            f"transformers: {type(model).__name__} isn't transformers' own; give the model before whatever wraps it"
         )
-    whole("transformers: loss_chunk_tokens", loss_chunk_tokens)
-    config, head = model.config.get_text_config(), model.get_output_embeddings()
-    check_model(model, config)
+    check_model(model, model.config.get_text_config())
+    head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         raise ValueError(
             f"transformers: {type(model).__name__} has no lm head that is a linear layer; HSAP trains causal language "
@@ -88,30 +108,13 @@ def sequence_parallel(
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(
-            f"transformers: {type(model).__name__} takes no position_ids, so a rank can't tell it where in their "
-            "documents its rows are; train a model that takes them"
+            f"transformers: {type(model).__name__} takes no position_ids, to say where its rows are; train another one"
         )
     if getattr(model, "_tp_size", None) not in (None, 1):
         raise ValueError(
             "transformers: the model is loaded in tensor-parallel shares (tp_plan), of whose groups nothing is known "
             "here; load it whole, or give HSAP a share of the heads in a loop of your own (hsap.SequenceParallel)"
         )
-    asked = read_masks(config)
-    if masks is None:
-        masks, windows = asked, tuple(mask.parameters[0] if mask.parameters else None for mask in asked)
-    else:
-        windows = None
-    heads = read_heads(config, dtype or DTYPE_NAMES[model.dtype])
-    sp = SequenceParallel(topology, heads, masks, **options)
-    AttentionInterface.register(NAME, attend)
-    model.set_attn_implementation(NAME)
-    if config._attn_implementation != NAME:
-        raise ValueError(
-            f"transformers: {type(model).__name__} has attention of its own, which can't be exchanged by the attention "
-            "interface; train another model"
-        )
-    _Adapter(model, len(asked), windows, sp.layer_masks, loss_chunk_tokens)
-    return sp
 
 
 class _Call:
@@ -326,8 +329,7 @@ class _Adapter:
             return None
         if call.loss is None:
             raise ValueError(
-                f"transformers: {self.name} didn't call the lm head it had when it was prepared, which computes the "
-                "loss; resize or wrap it before sequence_parallel"
+                f"transformers: {self.name} didn't call the lm head it had before sequence_parallel; prepare it anew"
             )
         if not self.checked:
             # Once: it waits for the device. ZeRO-3 puts a node of its own behind the head, so it is another tensor.
