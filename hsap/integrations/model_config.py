@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from hsap.ir.check import shown
+from hsap.ir.check import one_line, shown
 from hsap.ir.heads import HeadShape
 from hsap.ir.mask import Mask
 
@@ -36,11 +36,17 @@ _POSITIONS = ("absolute", "rotary", "rope")
 
 
 def read_heads(config: Any, dtype: str) -> HeadShape:
-    """Give the head shape of a model's layers. config: of its text model. ValueError where q and v differ in width."""
-    q_heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // q_heads
-    value_dim = getattr(config, "v_head_dim", None)
+    """Give the head shape of a model's layers. config: of its text model. ValueError where layers or q and v differ."""
+    try:
+        q_heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // q_heads
+        value_dim = getattr(config, "v_head_dim", None)
+    except (AttributeError, RuntimeError) as error:  # there is none, or each layer has its own
+        raise ValueError(
+            f"transformers: {_name(config)} doesn't say one number and width of heads for all layers "
+            f"({one_line(error)}); train a model whose layers are alike"
+        ) from error
     if value_dim not in (None, head_dim):
         raise ValueError(
             f"transformers: {_name(config)} has values of {value_dim} elements a head and keys of another width; "
@@ -96,6 +102,12 @@ def check_model(model: nn.Module, config: Any) -> None:
             raise ValueError(
                 f"transformers: {_name(config)} mixes neighbouring tokens in {name}, outside of attention, and "
                 "neighbours may be on different ranks; train a model whose layers mix tokens by attention alone"
+            )
+        padded = isinstance(module, nn.Embedding) and module.padding_idx is not None
+        if padded and name.rpartition(".")[2] == "position_embeddings":
+            raise ValueError(
+                f"transformers: {_name(config)} counts positions from behind {name}.padding_idx and not from 0, past "
+                "tokens that look like padding; train another model"
             )
     for name, _ in model.named_parameters():
         if name.rpartition(".")[2] in ("sinks", "sink", "attention_sink"):

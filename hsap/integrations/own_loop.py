@@ -321,8 +321,8 @@ class SequenceParallel:
 
 
 def _layer_masks(masks: str | Sequence[Mask | str]) -> tuple[Mask, ...]:
-    if isinstance(masks, str):
-        return parse_layers(masks)
+    if isinstance(masks, str | Mask):
+        return parse_layers(masks) if isinstance(masks, str) else (masks,)
     layers = tuple(mask if isinstance(mask, Mask) else Mask.parse(mask) for mask in masks)
     if not layers:
         raise ValueError(

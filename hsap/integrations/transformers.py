@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hsap.integrations.model_config import check_model, read_heads, read_masks, scaled_by
 from hsap.integrations.own_loop import SequenceParallel, Shard
-from hsap.ir.check import shown
+from hsap.ir.check import shown, whole
 from hsap.ir.mask import Mask
 from hsap.models.loss import token_loss_sum
 from hsap.runtime.memory import DTYPE_NAMES
@@ -68,33 +68,13 @@ def sequence_parallel(
     the other. Without targets it gives the logits of the rank's rows.
     Errors: ValueError names what of the model HSAP doesn't compute, and what to do.
     """
-    config, head = model.config.get_text_config(), model.get_output_embeddings()
-    check_model(model, config)
-    if not isinstance(head, nn.Linear):
-        raise ValueError(
-            f"transformers: {type(model).__name__} has no lm head that is a linear layer; HSAP trains causal language "
-            "models (AutoModelForCausalLM), with a head that isn't quantised or wrapped"
-        )
-    if isinstance(getattr(head.forward, "__self__", None), _Adapter):
-        raise ValueError(
-            f"transformers: this {type(model).__name__} is under sequence parallelism already; call "
-            "sequence_parallel once for a model"
-        )
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ValueError(
-            f"transformers: {type(model).__name__} takes no position_ids, so a rank can't tell it where in their "
-            "documents its rows are; train a model that takes them"
-        )
-    if getattr(model, "_tp_size", None) not in (None, 1):
-        raise ValueError(
-            "transformers: the model is loaded in tensor-parallel shares (tp_plan), of whose groups nothing is known "
-            "here; load it whole, or give HSAP a share of the heads in a loop of your own (hsap.SequenceParallel)"
-        )
+    whole("transformers: loss_chunk_tokens", loss_chunk_tokens)
+    _check_fits(model)
+    config = model.config.get_text_config()
     asked = read_masks(config)
+    windows = None
     if masks is None:
         masks, windows = asked, tuple(mask.parameters[0] if mask.parameters else None for mask in asked)
-    else:
-        windows = None
     heads = read_heads(config, dtype or DTYPE_NAMES[model.dtype])
     sp = SequenceParallel(topology, heads, masks, **options)
     AttentionInterface.register(NAME, attend)
@@ -106,6 +86,35 @@ def sequence_parallel(
         )
     _Adapter(model, len(asked), windows, sp.layer_masks, loss_chunk_tokens)
     return sp
+
+
+def _check_fits(model: PreTrainedModel) -> None:
+    """Refuse a model whose attention, positions and head can't be exchanged."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"transformers: {type(model).__name__} isn't transformers' own; give the model before whatever wraps it"
+        )
+    check_model(model, model.config.get_text_config())
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        raise ValueError(
+            f"transformers: {type(model).__name__} has no lm head that is a linear layer; HSAP trains causal language "
+            "models (AutoModelForCausalLM), with a head that isn't quantised or wrapped"
+        )
+    if isinstance(getattr(head.forward, "__self__", None), _Adapter):
+        raise ValueError(
+            f"transformers: this {type(model).__name__} is under sequence parallelism already; call "
+            "sequence_parallel once for a model"
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"transformers: {type(model).__name__} takes no position_ids, to say where its rows are; train another one"
+        )
+    if getattr(model, "_tp_size", None) not in (None, 1):
+        raise ValueError(
+            "transformers: the model is loaded in tensor-parallel shares (tp_plan), of whose groups nothing is known "
+            "here; load it whole, or give HSAP a share of the heads in a loop of your own (hsap.SequenceParallel)"
+        )
 
 
 class _Call:
@@ -278,7 +287,7 @@ class _Adapter:
                 "wrong"
             )
         scale = kwargs.get("loss_scale")
-        if targets is not None and isinstance(scale, Tensor) and scale.dtype in (torch.float16, torch.bfloat16):
+        if targets is not None and getattr(scale, "dtype", None) in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"transformers: loss_scale came as {scale.dtype}, which rounds loss and gradients; under "
                 "FSDP2 say MixedPrecisionPolicy(cast_forward_inputs=False) for the whole model, or give loss_scale=1.0 "
@@ -319,11 +328,13 @@ class _Adapter:
         if call.targets is None:
             return None
         if call.loss is None:
-            raise ValueError(f"transformers: {self.name} didn't call its lm head, which computes the loss here")
+            raise ValueError(
+                f"transformers: {self.name} didn't call the lm head it had before sequence_parallel; prepare it anew"
+            )
         if not self.checked:
             # Once: it waits for the device. ZeRO-3 puts a node of its own behind the head, so it is another tensor.
-            total = output.logits.detach()
-            if total.numel() != 1 or not _same(total.to(call.loss.dtype).reshape(()), call.loss):
+            total = output.logits.detach().to(call.loss.dtype)
+            if total.numel() != 1 or not torch.allclose(total.view(()), call.loss, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(
                     f"transformers: {self.name} changes its logits behind the lm head (a soft cap or a scale), which "
                     "the loss here wouldn't know of; train another model, or set that factor to 1 or null"
@@ -334,11 +345,6 @@ class _Adapter:
         # Without any target in the whole step the sum is 0, and its gradients are to be 0, not NaN.
         loss = total * scale if count is None else total / torch.as_tensor(count).clamp(min=1)
         return type(output)(**{**output, "loss": loss, "logits": None})
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two losses are equal, as those of a model that diverged are."""
-    return bool((one == other) | (one.isnan() & other.isnan()))
 
 
 def attend(

@@ -106,5 +106,6 @@ class Executor:
                 raise ValueError(
                     f"executor: rank {self.rank} was given {name} of shape {list(tensor.shape)} and {tensor.dtype}, "
                     f"its shard is {list(wanted)} (tokens, heads, dim) of {dtype}; take the rows at "
-                    "plan.rank_spans(rank), in that order"
+                    "plan.rank_spans(rank), in that order and in the dtype that HeadShape (sequence_parallel's dtype=) "
+                    "was given"
                 )

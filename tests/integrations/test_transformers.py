@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils.data import DataLoader
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed here")
 
+import hsap  # noqa: E402
+from hsap.integrations.model_config import read_heads  # noqa: E402
 from hsap.integrations.transformers import Collator, sequence_parallel  # noqa: E402
 from tests.integrations import stock  # noqa: E402
 from tests.integrations.stock import NO_DROPOUT, SHARED, build  # noqa: E402
@@ -191,6 +194,11 @@ REFUSED = {
     "own attention": ("Falcon", {}, "attention of its own"),
     "two-way": ("Gemma3Text", {**SHARED, "model": "Gemma3ForCausalLM", "use_bidirectional_attention": True}, "causal"),
     "not causal": ("Llama", {**SHARED, "is_causal": False}, "causal"),
+    "positions from 2": (
+        "Roberta",
+        {"is_decoder": True, **{f"{name}_dropout_prob": 0.0 for name in ("hidden", "attention_probs")}},
+        "counts positions",
+    ),
     "latent": ("DeepseekV3", {"n_routed_experts": 4, "n_group": 2}, "128 elements a head"),
     "scan": ("FalconH1", SHARED, "outside of attention"),
     "rope by length": (
@@ -211,6 +219,13 @@ def test_what_would_be_left_out_is_refused_by_name(name):
     assert "\n" not in str(error.value)
 
 
+def test_layers_that_differ_are_refused():
+    with pytest.raises(ValueError, match="whose layers are alike"):
+        read_heads(transformers.Gemma4TextConfig(), "fp32")
+    with pytest.raises(ValueError, match="num_attention_heads"):
+        read_heads(transformers.MambaConfig(), "fp32")
+
+
 def test_without_transformers_it_says_what_to_install(monkeypatch):
     import hsap.integrations.transformers as here
 
@@ -218,6 +233,25 @@ def test_without_transformers_it_says_what_to_install(monkeypatch):
     spec = importlib.util.spec_from_file_location("hsap_without_transformers", here.__file__)
     with pytest.raises(ImportError, match=r"pip install 'hsap\[transformers\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_only_a_model_of_transformers_is_prepared_with_chunks_of_some_rows():
+    model = build("Llama", **SHARED)
+    for other in (nn.Sequential(model), torch.compile(model)):
+        with pytest.raises(ValueError, match="before whatever wraps"):
+            sequence_parallel(other, "1x1")
+    for rows in (0, -5):
+        with pytest.raises(ValueError, match="loss_chunk_tokens"):
+            sequence_parallel(model, "1x1", loss_chunk_tokens=rows)
+    sp = sequence_parallel(model, "1x1", masks=hsap.Mask.parse("window:3"))
+    assert [str(mask) for mask in sp.layer_masks] == ["window:3"]
+    scaled = build("Llama", **SHARED)
+    scaled.lm_head.__class__ = type("Scaled", (nn.Linear,), {"forward": lambda self, x: nn.Linear.forward(self, x) * 2})
+    with pytest.raises(ValueError, match="no lm head that is a linear layer"):
+        sequence_parallel(scaled, "1x1")
+    model.resize_token_embeddings(70)
+    with pytest.raises(ValueError, match="before sequence_parallel"):
+        forward(model, sp)
 
 
 def test_a_model_is_prepared_once():
