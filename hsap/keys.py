@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
@@ -29,8 +30,10 @@ def is_integer(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number and no truth value."""
-    return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+    """Whether a value is a finite number that a float can hold, and no truth value."""
+    if is_integer(value):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def integer(least: int, **more):

@@ -118,8 +118,8 @@ class _Fields:
     def whole(self, name: str, otherwise: int | None = None) -> int:
         value = self.take(name)
         value = otherwise if value is None else value
-        if not is_integer(value) or value < 1:
-            self.refuse(name, value, "a whole number of at least 1")
+        if not is_integer(value) or not 1 <= value < 1 << 31:
+            self.refuse(name, value, "a whole number of at least 1, below 2^31")
         return value
 
     def number(self, name: str) -> float:
@@ -170,8 +170,9 @@ def _rope(fields: _Fields) -> tuple[float, str]:
     if not isinstance(section, dict):
         fields.refuse(name, section, "an object with rope_type, or null")
     inner = _Fields(section, f"{fields.where}: {name}")
-    kinds = {kind for kind in (inner.take("rope_type"), inner.take("type")) if kind is not None}
-    if len(kinds) > 1 or not kinds <= {"default", *ROPE_NUMBERS}:
+    told = [kind for kind in (inner.take("rope_type"), inner.take("type")) if kind is not None]
+    kinds = told[:1] if told[:1] == told[1:] else told
+    if len(kinds) > 1 or any(kind not in ("default", *ROPE_NUMBERS) for kind in kinds):
         fields.refuse(name, section, f"rope_type to be one of default, {', '.join(ROPE_NUMBERS)}")
     kind = kinds.pop() if kinds else "default"
     if section and not {"rope_type", "type"} & set(section) and set(section) != {"rope_theta"}:
@@ -200,7 +201,7 @@ def _masks(fields: _Fields, family: Family, num_layers: int) -> list[str]:
         types = [SLIDING if used and (not by_layer or i >= first) else FULL for i in range(num_layers)]
     elif not by_layer:
         fields.refuse("layer_types", types, f"none, as {family.architecture} has no such field")
-    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {FULL, SLIDING}:
+    if not isinstance(types, list) or len(types) != num_layers or any(one not in (FULL, SLIDING) for one in types):
         fields.refuse("layer_types", types, f"{FULL} or {SLIDING} for each of the {num_layers} layers")
     if SLIDING not in types:
         return ["causal"]
