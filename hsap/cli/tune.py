@@ -133,7 +133,9 @@ def read_model(name: str):
     """Read a model's shape from configs/model; a vocabulary left open is the demo tokenizer's."""
     from hsap.models.config import ModelConfig
 
-    one_of("--model: unknown name", name, sorted(path.stem for path in MODELS.glob("*.yaml")), "models")
+    # The file of that name has no shape of its own, but that of the folder that a run names.
+    known = sorted(path.stem for path in MODELS.glob("*.yaml") if path.stem != "huggingface")
+    one_of("--model: unknown name", name, known, "models")
     path = MODELS / f"{name}.yaml"
     values = clusters.load_yaml(path, f"--model {name}")
     if not isinstance(values, dict):

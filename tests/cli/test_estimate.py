@@ -6,7 +6,7 @@ import pytest
 
 from hsap.cli import main
 from hsap.ir.check import Refused
-from hsap.tune.attention import Attention
+from hsap.tune.attention import Attention, Sampled
 
 TINY = ["estimate", "--model", "tiny", "--cluster", "cpu-gloo", "--ranks-per-node", "4"]
 
@@ -49,18 +49,20 @@ def test_planned_packs_are_no_longer_than_even_ones(tmp_path, capsys) -> None:
     assert 0 < planned["pack_tokens"] <= even["pack_tokens"]
 
 
-def test_a_fixed_length_takes_what_its_plan_fits_in(tmp_path, capsys) -> None:
-    """Even, a pack fits without checkpointing; planned it takes more of the arena, so that it needs some."""
-    (tmp_path / "lengths.json").write_text(json.dumps([40_000, 9_000, 700, 90, 12_000]), encoding="utf-8")
+def test_a_fixed_length_takes_what_its_plan_fits_in(tmp_path, capsys, monkeypatch) -> None:
+    """Even, a pack fits without checkpointing; its plans take twice the arena, so that it needs some."""
+    (tmp_path / "lengths.json").write_text("[300, 200]", encoding="utf-8")
     fixed = [*TINY, "--topology", "2x1", "--zero", "0"]
-    plain = [*fixed, "--checkpointing", "none"]
-    planned = ["--data", str(tmp_path / "lengths.json"), "--planner", "magi", "--seq-len"]
-    longest = rows(capsys, *plain)[0]["pack_tokens"]
-    assert main([*plain, *planned, str(longest)]) == 2
-    told = capsys.readouterr().err
-    assert " more than it has" in told and "-" not in told.partition(" a rank, ")[2].partition(" more")[0]
-    (row,) = rows(capsys, *fixed, *planned, str(longest))
-    assert row["pack_tokens"] == longest and row["checkpointing"] == "selective"
+    (even,) = rows(capsys, *fixed, "--checkpointing", "none")
+    longest = even["pack_tokens"]
+    told = Sampled(tokens=-(-longest // 2), arena_bytes=int(even["memory_bytes"]["communication arena"] / 12 * 16))
+    monkeypatch.setattr(Attention, "sampled", lambda *_: told)
+    more = ["--data", str(tmp_path / "lengths.json"), "--seq-len", str(longest)]
+    assert main([*fixed, "--checkpointing", "none", *more]) == 2
+    lacking = capsys.readouterr().err.partition(" a rank, ")[2]
+    assert lacking.startswith("0.4") and " more than it has" in lacking
+    (row,) = rows(capsys, *fixed, *more)
+    assert (row["pack_tokens"], row["checkpointing"], row["arena_multiple"]) == (longest, "selective", 24)
     assert sum(row["memory_bytes"].values()) <= 4_000_000_000
 
 
@@ -92,6 +94,7 @@ def test_a_table_of_items(capsys) -> None:
     [
         (("--topology", "3x1"), "3x1 is none of the topologies of 4 ranks"),
         (("--topology", "9"), "--topology"),
+        (("--model", "huggingface"), "known models are gpt-30b, llama2-7b, smollm2-135m, tiny"),
         (("--topology", "4x1", "--seq-len", "3"), "4x1 has more ranks than a pack of 3 has tokens"),
         (("--seq-len", "0"), "--seq-len"),
     ],
