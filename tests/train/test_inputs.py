@@ -251,7 +251,7 @@ def test_plans_are_made_for_the_masks_of_the_layers(tmp_path):
 def test_unequal_weight_shards_take_planners_that_place_alike(tmp_path):
     nine = ("+topology=2x1", "parallel=tsp", "model.num_q_heads=9", "model.num_kv_heads=3")
     check(configuration(tmp_path, *nine, "planner=zigzag", world_size=2))
-    with pytest.raises(ValueError, match=r"planner=nested places tokens by heads.*set planner to one of sap, zigzag"):
+    with pytest.raises(ValueError, match=r"planner=nested places tokens by heads.*set planner to one of ring, zigzag"):
         check(configuration(tmp_path, *nine, "planner=nested", world_size=2))
     eight = ("+topology=4x1", "parallel=tsp", "model.num_q_heads=2", "model.num_kv_heads=1")
     with pytest.raises(ValueError, match="the largest degree of this model is 2"):

@@ -23,7 +23,6 @@ SHARDED = [
     Case("4x1", zero_stage=0, planner="zigzag", tsp_axis="all"),
     Case("2x2", zero_stage=1, planner="sap", tsp_axis="intra", heads=NINE),
     Case("2x1", dp=2, zero_stage=1, planner="zigzag", micro_packs=1, tsp_axis="all"),
-    Case("2x1", dp=2, zero_stage=0, planner="zigzag", micro_packs=2, tsp_axis="all", heads=NINE),
 ]
 RESUMED = [(0, ALONE[0]), (2, ALONE[1]), ("alone0", SHARDED[3]), ("alone1", SHARDED[2])]
 """The run whose second step's checkpoint is gone on from, and how."""
