@@ -28,7 +28,6 @@ from hsap.data.batch import MicroBatch, build_micro_batch
 from hsap.data.document import NO_TARGET
 from hsap.data.packing.packs import Piece
 from hsap.data.store import DocumentStore
-from hsap.ir.check import wholes
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -210,10 +209,8 @@ class SequenceParallel:
         What is planned ahead is loaded in the same order, before anything else. The ranks of a group plan in turn, so
         that as many plans are made at a time as are called for; with `workers` this returns at once.
         """
-        shape = Shape.of(_micro_batch(lengths, None, sequences))
-        self._exchange.publish(shape, self._number)
-        self._ahead.append(shape)
-        self._number += 1
+        layout = Layout.from_lengths(lengths, sequences)
+        self._plan(Shape(layout.lengths, layout.sequences))
 
     def load(
         self,
@@ -236,7 +233,7 @@ class SequenceParallel:
         micro = _micro_batch(lengths, labels, sequences)
         shape = Shape.of(micro)
         if not self._ahead:
-            self.plan_ahead(shape.lengths, shape.sequences)
+            self._plan(shape)
         planned = self._ahead[0]
         if planned != shape:
             raise ValueError(
@@ -305,6 +302,11 @@ class SequenceParallel:
                 "load the same documents: draw them by dp_rank, not by rank"
             )
 
+    def _plan(self, shape: Shape) -> None:
+        self._exchange.publish(shape, self._number)
+        self._ahead.append(shape)
+        self._number += 1
+
     def _fetch(self) -> Plan:
         number = self._loaded
         self._loaded += 1
@@ -334,7 +336,6 @@ def _layer_masks(masks: str | Sequence[Mask | str]) -> tuple[Mask, ...]:
 def _micro_batch(lengths: Iterable[int], labels: object, sequences: Sequence[int] | None) -> MicroBatch:
     """Make the micro-batch of documents given by their lengths, and labels if there are any."""
     layout = Layout.from_lengths(lengths, sequences)
-    wholes("layout: documents of a pack", layout.sequences, 0)
     if labels is None:
         labels = np.full(layout.num_tokens, NO_TARGET)
     labels = torch.as_tensor(labels).cpu().numpy()
