@@ -20,6 +20,10 @@ from hsap.models.loss import IGNORED_TARGET
 try:
     from transformers import Trainer
     from transformers.training_args import TrainingArguments
+    from transformers.utils.versions import require_version
+
+    # Older ones don't tell a loader the epoch in which a run goes on, which then has another order of documents.
+    require_version("transformers>=5.20")
 except ImportError as error:
     raise ImportError(
         f"hsap.integrations.trainer needs transformers and accelerate: pip install 'hsap[transformers]' ({error})"

@@ -31,7 +31,7 @@ try:
     from transformers import AttentionInterface, PreTrainedModel
 except ImportError as error:
     raise ImportError(
-        "hsap.integrations.transformers needs Hugging Face's transformers, version 5 or later: "
+        "hsap.integrations.transformers needs Hugging Face's transformers, version 5.20 or later: "
         f"pip install 'hsap[transformers]' ({error})"
     ) from error
 

@@ -1,6 +1,7 @@
 """Models of transformers under sequence parallelism in a world of one process: families, loss, and what is refused."""
 
 import copy
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -232,6 +233,17 @@ def test_without_transformers_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     spec = importlib.util.spec_from_file_location("hsap_without_transformers", here.__file__)
     with pytest.raises(ImportError, match=r"pip install 'hsap\[transformers\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_a_trainer_that_goes_on_in_another_order_is_refused(monkeypatch):
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    import hsap.integrations.trainer as here
+
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.19.0" if name == "transformers" else real(name))
+    spec = importlib.util.spec_from_file_location("hsap_with_an_old_trainer", here.__file__)
+    with pytest.raises(ImportError, match=r"hsap\[transformers\].*5\.20 .* found transformers==5\.19"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
