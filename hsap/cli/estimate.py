@@ -60,13 +60,9 @@ def _estimate(arguments: argparse.Namespace) -> int:
 
 
 def _figures(job, found) -> dict:
-    return {
-        "model": job.name,
-        "cluster": job.cluster.name,
-        "nodes": job.cluster.num_nodes,
-        "ranks": job.world,
-        "capacity_bytes": job.cluster.capacity_bytes,
-        "dtype": job.dtype,
+    from hsap.tune.table import job_figures
+
+    return job_figures(job) | {
         "rows": [
             {"dp": one.setting.dp, "topology": str(one.setting.topology), "zero_stage": one.setting.zero_stage,
              "checkpointing": one.setting.checkpointing, "pack_tokens": one.pack_tokens,
