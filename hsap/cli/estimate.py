@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
+from hsap.cli import datasets, settings
 from hsap.cli.exit import OK
 from hsap.cli.problem import CLUSTERS, named
 from hsap.cli.tune import read_cluster, read_lengths, read_model
 from hsap.ir.check import MAX_TOKENS, whole
 from hsap.ir.problem import Topology
-
-GIB = 1 << 30
 
 
 def add_to(commands) -> None:
@@ -32,7 +31,9 @@ def add_to(commands) -> None:
     )
     command.add_argument("--planner", default="sap", metavar="NAME", help="that plans them (default sap)")
     command.add_argument("--dtype", choices=("bf16", "fp32"), help="default: bf16, fp32 on CPUs")
-    command.add_argument("--seed", type=int, default=1234, metavar="S", help="of the packs (default 1234)")
+    command.add_argument(
+        "--seed", type=int, default=settings.SEED, metavar="S", help=f"of the packs (default {settings.SEED})"
+    )
     command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")
     command.set_defaults(run=_estimate)
 
@@ -46,13 +47,14 @@ def _estimate(arguments: argparse.Namespace) -> int:
     fixed = None if arguments.seq_len is None else whole("--seq-len", arguments.seq_len, 1, MAX_TOKENS)
     topology = None if arguments.topology is None else named("--topology", Topology.parse, arguments.topology)
     dtype = arguments.dtype or ("fp32" if cluster.is_host else "bf16")
+    seed = whole("--seed", arguments.seed, 0, datasets.MAX_SEED)
     lengths, planner = (MAX_TOKENS,), None
     if arguments.data is not None:
-        lengths = read_lengths(arguments.data, MAX_TOKENS, arguments.seed)
+        lengths = read_lengths(arguments.data, MAX_TOKENS, seed)
         (planner,) = named("--planner", usual, [arguments.planner])
     world = cluster.num_nodes * cluster.ranks_per_node
     job = named("--nodes, --ranks-per-node", Job, arguments.model, model, cluster, lengths, fixed or MAX_TOKENS, world,
-                dtype, arguments.seed)  # fmt: skip
+                dtype, seed)  # fmt: skip
     asked = Asked(topology, arguments.zero, arguments.checkpointing, fixed)
     found = named("--model, --cluster, --nodes", estimate, job, asked, planner)
     print(json.dumps(_figures(job, found)) if arguments.json else _table(job, found, fixed, arguments.data))
@@ -60,13 +62,9 @@ def _estimate(arguments: argparse.Namespace) -> int:
 
 
 def _figures(job, found) -> dict:
-    return {
-        "model": job.name,
-        "cluster": job.cluster.name,
-        "nodes": job.cluster.num_nodes,
-        "ranks": job.world,
-        "capacity_bytes": job.cluster.capacity_bytes,
-        "dtype": job.dtype,
+    from hsap.tune.table import job_figures
+
+    return job_figures(job) | {
         "rows": [
             {"dp": one.setting.dp, "topology": str(one.setting.topology), "zero_stage": one.setting.zero_stage,
              "checkpointing": one.setting.checkpointing, "pack_tokens": one.pack_tokens,
@@ -77,6 +75,7 @@ def _figures(job, found) -> dict:
 
 
 def _table(job, found, fixed: int | None, data: str | None) -> str:
+    from hsap.tune.setting import GIB
     from hsap.tune.table import SHORT, aligned
 
     length = "pack" if fixed else "longest pack"

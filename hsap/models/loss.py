@@ -25,7 +25,7 @@ def token_loss_sum(
     the graph. The caller divides by the number of targets of all ranks. From forward to backward both gradients are
     held in float32 or wider.
     """
-    _check_targets(hidden_TC, weight_VC, targets_T)
+    check_targets(targets_T, len(hidden_TC), len(weight_VC))
     with_grad = torch.is_grad_enabled() and (hidden_TC.requires_grad or weight_VC.requires_grad)
     return _TokenLossSum.apply(hidden_TC, weight_VC, targets_T, chunk_tokens, chunk_vocab, with_grad)
 
@@ -38,9 +38,9 @@ def token_losses(
 
     Shapes as in `token_loss_sum`; returns [T] in float32 (float64 for float64).
     """
-    _check_targets(hidden_TC, weight_VC, targets_T)
+    check_targets(targets_T, len(hidden_TC), len(weight_VC))
     losses_T = hidden_TC.new_zeros(hidden_TC.shape[0], dtype=wide_dtype(hidden_TC.dtype))
-    for rows in _chunks(hidden_TC.shape[0], chunk_tokens):
+    for rows in chunks(hidden_TC.shape[0], chunk_tokens):
         losses_T[rows], _ = _chunk_losses(hidden_TC[rows], weight_VC, targets_T[rows], chunk_vocab)
     return losses_T
 
@@ -61,7 +61,7 @@ class _TokenLossSum(torch.autograd.Function):
         if with_grad:
             grad_hidden_TC = torch.empty_like(hidden_TC, dtype=wide)
             grad_weight_VC = torch.zeros_like(weight_VC, dtype=wide)
-        for rows in _chunks(hidden_TC.shape[0], chunk_tokens):
+        for rows in chunks(hidden_TC.shape[0], chunk_tokens):
             hidden_NC, targets_N = hidden_TC[rows], targets_T[rows]
             losses_N, logits = _chunk_losses(hidden_NC, weight_VC, targets_N, chunk_vocab)
             total += losses_N.sum(dtype=torch.float64)
@@ -69,7 +69,7 @@ class _TokenLossSum(torch.autograd.Function):
                 continue
             grad_hidden_NC = grad_hidden_TC[rows].zero_()
             for first, log_probs_NV in logits:
-                grad_NV = _logit_gradient(log_probs_NV, targets_N, first).to(hidden_NC.dtype)
+                grad_NV = logit_gradient(log_probs_NV, targets_N, first).to(hidden_NC.dtype)
                 words = slice(first, first + grad_NV.shape[1])
                 add_product(grad_hidden_NC, grad_NV.t(), weight_VC[words])
                 add_product(grad_weight_VC[words], grad_NV, hidden_NC)
@@ -95,7 +95,8 @@ def add_product(total: Tensor, left_NA: Tensor, right_NB: Tensor) -> None:
         total += left_NA.t() @ right_NB
 
 
-def _chunks(num_rows: int, chunk: int) -> list[slice]:
+def chunks(num_rows: int, chunk: int) -> list[slice]:
+    """Rows (or words) in their order, so many at a time."""
     return [slice(start, min(start + chunk, num_rows)) for start in range(0, num_rows, chunk)]
 
 
@@ -109,7 +110,7 @@ def _chunk_losses(
         log_probs_NV = torch.log_softmax(hidden_NC @ weight_VC.t(), dim=-1, dtype=wide_dtype(hidden_NC.dtype))
         picked_N = log_probs_NV.gather(1, targets_N.masked_fill(ignored_N, 0).long()[:, None])[:, 0]
         return picked_N.neg().masked_fill(ignored_N, 0), [(0, log_probs_NV)]
-    words = _chunks(len(weight_VC), chunk_vocab)
+    words = chunks(len(weight_VC), chunk_vocab)
     lse_N, picked_N = _logsumexp(hidden_NC, weight_VC, targets_N, words)
     log_probs = ((w.start, _logits(hidden_NC, weight_VC, w).sub_(lse_N[:, None])) for w in words)
     return (lse_N - picked_N).masked_fill(ignored_N, 0), log_probs
@@ -122,7 +123,7 @@ def _logsumexp(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, words: l
     sum_N, picked_N = torch.zeros_like(highest_N), torch.full_like(highest_N, torch.nan)
     for w in words:
         logits_NV = _logits(hidden_NC, weight_VC, w)
-        inside_N, place_N1 = _place(targets_N, w.start, logits_NV.shape[1])
+        inside_N, place_N1 = place(targets_N, w.start, logits_NV.shape[1])
         picked_N = torch.where(inside_N, logits_NV.gather(1, place_N1)[:, 0], picked_N)
         higher_N = torch.maximum(highest_N, logits_NV.amax(dim=1))
         sum_N = sum_N * (highest_N - higher_N).exp() + logits_NV.sub_(higher_N[:, None]).exp_().sum(dim=1)
@@ -134,35 +135,39 @@ def _logits(hidden_NC: Tensor, weight_VC: Tensor, words: slice) -> Tensor:
     return (hidden_NC @ weight_VC[words].t()).to(wide_dtype(hidden_NC.dtype))
 
 
-def _place(targets_N: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
+def place(targets_N: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
     """Which targets are among some words, and where: [N], and [N, 1] with 0 for those that aren't."""
     place_N = targets_N.long() - first
     inside_N = (place_N >= 0) & (place_N < num_words) & (targets_N != IGNORED_TARGET)
     return inside_N, place_N.masked_fill(~inside_N, 0)[:, None]
 
 
-def _logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
+def logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
     """Softmax minus one-hot, zero in rows without a target; overwrites its input, the largest tensor of the step.
 
     first: the word of the first column.
     """
-    inside_N, place_N1 = _place(targets_N, first, log_probs_NV.shape[1])
+    inside_N, place_N1 = place(targets_N, first, log_probs_NV.shape[1])
     grad_NV = log_probs_NV.exp_()
     grad_NV.scatter_add_(1, place_N1, inside_N.to(grad_NV.dtype).neg()[:, None])
     return grad_NV.masked_fill_((targets_N == IGNORED_TARGET)[:, None], 0)
 
 
-def _check_targets(hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor) -> None:
-    if targets_T.shape != hidden_TC.shape[:1]:
+def check_targets(targets_T: Tensor, num_rows: int, num_words: int) -> None:
+    """Refuse, by ValueError, targets that aren't one a row, or on a CPU that are no words.
+
+    A GPU would have to be waited for: there one that is no word makes the loss NaN, or gathering it fails.
+    """
+    if targets_T.shape != (num_rows,):
         raise ValueError(
-            f"targets have shape {tuple(targets_T.shape)} but there are {hidden_TC.shape[0]} rows of hidden states: "
+            f"targets have shape {tuple(targets_T.shape)} but there are {num_rows} rows of hidden states: "
             f"give one target for each local token, {IGNORED_TARGET} where there is none."
         )
-    if targets_T.device.type == "cpu":  # a GPU would have to be waited for; there one beyond makes the loss NaN
-        known_T = (targets_T >= 0) & (targets_T < len(weight_VC)) | (targets_T == IGNORED_TARGET)
+    if targets_T.device.type == "cpu":
+        known_T = (targets_T >= 0) & (targets_T < num_words) | (targets_T == IGNORED_TARGET)
         if not bool(known_T.all()):
             row = int((~known_T).nonzero()[0])
             raise ValueError(
                 f"the target of row {row} is {int(targets_T[row])}: give a word of the vocabulary, 0 to "
-                f"{len(weight_VC) - 1}, or {IGNORED_TARGET} where there is none."
+                f"{num_words - 1}, or {IGNORED_TARGET} where there is none."
             )

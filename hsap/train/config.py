@@ -223,6 +223,11 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     )
     if made.parallel == "tsp":
         _check_tsp(made)
+    elif made.tsp_axis != "all":
+        raise ValueError(
+            f"tsp_axis={made.tsp_axis} with parallel={made.parallel} does nothing: only parallel=tsp shards "
+            "weights over an axis; set that too, or leave tsp_axis out"
+        )
     return made
 
 

@@ -10,7 +10,6 @@ from hsap.ir.heads import DTYPE_BYTES
 from hsap.models.config import ModelConfig
 
 WIDE = 4
-MAX_WORDS = 1 << 31
 
 
 def saved_bytes(model: ModelConfig, dtype: str, checkpointing: str, kept_copies: float = 1.0) -> tuple[float, float]:
@@ -73,7 +72,8 @@ def loss_bytes(model: ModelConfig, dtype: str, tokens: int) -> float:
     there is the product that is added to the head's, and widened for that.
     """
     e, hidden = DTYPE_BYTES[dtype], model.hidden_dim
-    rows, words = min(tokens, model.loss_chunk_tokens), min(model.vocab_size, model.loss_chunk_vocab or MAX_WORDS)
+    rows = min(tokens, model.loss_chunk_tokens)
+    words = min(model.vocab_size, model.loss_chunk_vocab or model.vocab_size)
     kept = WIDE * (tokens + model.vocab_size) * hidden
     half, again = e < WIDE, tokens > rows or words < model.vocab_size
     logits = (e + 2 * WIDE if half else 2 * WIDE) + (again and WIDE + (e if half else 0))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hsap.ir.cluster import Cluster
 from hsap.tune.found import Found, Row
+from hsap.tune.job import Job
 from hsap.tune.setting import GIB, TIGHT_SHARE, reserve_bytes
 from hsap.tune.trials import Measured
 
@@ -86,24 +87,30 @@ def cells(cluster: Cluster, row: Row, measured: Measured | None = None) -> list[
 def figures(found: Found, measured: dict[int, Measured] | None = None) -> dict:
     """The same as JSON values."""
     job = found.job
-    return {
-        "model": job.name,
-        "cluster": job.cluster.name,
-        "nodes": job.cluster.num_nodes,
-        "ranks": job.world,
-        "capacity_bytes": job.cluster.capacity_bytes,
+    return job_figures(job) | {
         "reserve_bytes": reserve_bytes(job.cluster),
         "seq_len": job.seq_len,
         "packs_per_step": job.packs_per_step,
         "tokens": job.tokens,
         "flops": job.flops,
-        "dtype": job.dtype,
         "rows": [
             _row(job.cluster, row) | (_measured(measured.get(i)) if measured else {})
             for i, row in enumerate(found.rows)
         ],
         "refused": found.refusals.reasons,
         "bounded": found.bounded,
+    }
+
+
+def job_figures(job: Job) -> dict:
+    """What was asked, as JSON values."""
+    return {
+        "model": job.name,
+        "cluster": job.cluster.name,
+        "nodes": job.cluster.num_nodes,
+        "ranks": job.world,
+        "capacity_bytes": job.cluster.capacity_bytes,
+        "dtype": job.dtype,
     }
 
 

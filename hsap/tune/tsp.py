@@ -54,9 +54,9 @@ def tsp_phases(
 ) -> dict[str, dict[str, float]]:
     """Bytes by item in each phase of a step. tokens: of a micro-batch on that rank; setting: ZeRO 0 or 1."""
     e, wide, hidden = setting.element_bytes, WIDE, model.hidden_dim
-    of = largest_shard(model, degree)
+    of, shards, owners = largest_shard(model, degree), Shards(model, degree), setting.world // degree
     params = of["all"]
-    state = _state_bytes(params, setting, setting.world // degree)
+    state = _state_bytes(params, setting, owners)
     saved, inputs = _saved_bytes(model, degree, setting)
     between = e * params if setting.accumulation > 1 else 0
     bucket = Buffers.of(model, degree).reduced if setting.zero_stage == 1 and e == WIDE else 0
@@ -76,13 +76,12 @@ def tsp_phases(
     rows, words = min(tokens, model.loss_chunk_tokens), of["vocabulary"] // hidden
     loss = wide * tokens * hidden + _travelling(of["vocabulary"], e, 1) + rows * words * (2 * wide + e)
     # One block's backward: its rows, and the bundles on their way.
-    ffn = Shards(model, degree).ffn[1]
+    ffn = shards.ffn[1]
     mlp = tokens * (8 * e * ffn + (3 * e + wide) * hidden) + _travelling(of["mlp"], e, 3)
-    q, kv = (n * model.head_dim for n in max(run[1::2] for run in Shards(model, degree).heads))
+    q, kv = (n * model.head_dim for n in max(run[1::2] for run in shards.heads))
     projections = tokens * ((3 * e + wide) * hidden + 3 * e * (q + 2 * kv)) + _travelling(of["attention"], e, 4)
     norm = tokens * (6 * wide + e) * hidden
     layers = model.num_layers
-    owners = setting.world // degree
     at_update = 8 * params / owners if setting.zero_stage else wide * params
     if e < WIDE:
         # A part of the summed gradients is copied; the whole of them, where a rank alone has the shard, isn't.

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -37,6 +35,7 @@ from hsap.runtime.memory import TORCH_DTYPES
 from tests.bench import gpu_model, gpu_rows
 from tests.bench.attention.cases import OURS, ULYSSES, Case
 from tests.bench.attention.peers import Ulysses, VarlenAttention
+from tests.bench.gpu_clock import median_seconds
 from tests.bench.packs import pack
 from tests.bench.record import RESULTS, caption, conditions, record
 
@@ -52,7 +51,6 @@ AIM = 0.95
 """Of the direct call's TFLOP/s, forward and backward together, for the executor on one GPU."""
 ON_CUDA = tuple(name for name, can in KERNELS.items() if "cuda" in can.devices and name != "math")
 """Kernels worth timing: `math` keeps whole matrices of scores."""
-WARM_RUNS = 3
 
 
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
@@ -185,7 +183,7 @@ def _one(rank: int, case: Case, device: str, kernels: tuple[str, ...], runs: int
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     told = {}
     wanted = flash(*leaves)
-    seconds = _seconds(
+    seconds = median_seconds(
         (lambda: flash(*leaves), lambda o: torch.autograd.grad(o, leaves, do, retain_graph=True)), device, runs
     )
     told[DIRECT] = dict(zip(_DIRECTIONS, seconds)) | {"error": 0.0}
@@ -201,7 +199,7 @@ def _one(rank: int, case: Case, device: str, kernels: tuple[str, ...], runs: int
         error = float((kept.o - wanted).abs().max() / wanted.abs().max())
         del kept
         steps = (lambda e=executor: e.forward(q, k, v), lambda kept, e=executor: e.backward(do, kept))
-        told[name] = dict(zip(_DIRECTIONS, _seconds(steps, device, runs))) | {"error": error}
+        told[name] = dict(zip(_DIRECTIONS, median_seconds(steps, device, runs))) | {"error": error}
     return told
 
 
@@ -230,7 +228,7 @@ def _method(rank: int, case: Case, device: str, name: str, session: Session, run
         run = _executed(session.load(plan))
     inputs = _inputs(case, device, rows)
     dist.barrier()
-    (seconds,) = _seconds((lambda: run(*inputs),), device, runs)
+    (seconds,) = median_seconds((lambda: run(*inputs),), device, runs)
     dist.barrier()
     return extra | {"wall_s": seconds}
 
@@ -257,26 +255,6 @@ def _inputs(case: Case, device: str, rows: np.ndarray) -> list[Tensor]:
     return [
         torch.randn(len(rows), count, heads.head_dim, generator=generator, device=device).to(dtype) for count in counts
     ]
-
-
-def _seconds(steps: Sequence[Callable], device: str, runs: int) -> list[float]:
-    """Median seconds of steps that follow each other, each given what the one before it gave."""
-    times: list[list[float]] = [[] for _ in steps]
-    for run in range(WARM_RUNS + runs):
-        given = ()
-        for step, spent in zip(steps, times):
-            _finish(device)
-            start = time.perf_counter()
-            given = (step(*given),)
-            _finish(device)
-            if run >= WARM_RUNS:
-                spent.append(time.perf_counter() - start)
-    return [median(spent) for spent in times]
-
-
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 _DIRECTIONS = ("forward_s", "backward_s")

@@ -6,7 +6,6 @@ ones. The peak that utilisation counts from is that of the GPU's data sheet in c
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from pathlib import Path
 from statistics import median
 
 from hsap import clusters
+from hsap.steps import METRICS, read_steps
+from tests.parity import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PEAKS = {"H200": "hgx-h200", "H100": "dgx-h100", "A100": "dgx-a100", "B200": "dgx-b200"}
 """Cluster whose figures are those of a GPU with that in its name."""
 FIRST_STEPS = 4
@@ -54,7 +54,7 @@ def measure(device: str, gpu: str, pack_tokens: int, steps: int, *overrides: str
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"bench gpu: training the 135M model failed: {done.stderr.strip()[-1500:]}")
-        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        lines = [*read_steps(Path(folder) / METRICS)]
     counted = lines[FIRST_STEPS:]
     return {
         "method": "train.py",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from importlib import import_module
-from statistics import median
 
 import torch
 
 from hsap.runtime.kernels import fused as fusing
+from tests.bench.gpu_clock import median_seconds
 
-WARM_RUNS = 3
 # By name, as the package's `merge` is the function.
 MERGE, DELTA = (import_module(f"hsap.runtime.kernels.{name}") for name in ("merge", "delta"))
 
@@ -23,8 +21,8 @@ def measure(device: str, num_rows: int, heads: int, dim: int, runs: int) -> list
     for name, (call, num_bytes) in _operations(device, num_rows, heads, dim).items():
         line = {"operation": name, "rows": num_rows, "heads": heads, "head_dim": dim, "bytes": num_bytes}
         with _by_torch():
-            line["torch_s"] = _seconds(call, device, runs)
-        line["triton_s"] = _seconds(call, device, runs) if fusing.fused(device) is not None else None
+            (line["torch_s"],) = median_seconds((call,), device, runs)
+        (line["triton_s"],) = median_seconds((call,), device, runs) if fusing.fused(device) is not None else (None,)
         line |= {
             f"{who}_gb_per_s": line[f"{who}_s"] and num_bytes / line[f"{who}_s"] / 1e9 for who in ("torch", "triton")
         }
@@ -76,15 +74,3 @@ def _by_torch():
         yield
     finally:
         MERGE.fused, DELTA.fused = kept
-
-
-def _seconds(call: Callable, device: str, runs: int) -> float:
-    times = []
-    for run in range(WARM_RUNS + runs):
-        start = time.perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if run >= WARM_RUNS:
-            times.append(time.perf_counter() - start)
-    return median(times)

@@ -32,15 +32,15 @@ SEED = 5
 
 SHAPES = {
     "tiny": {"vocab_size": 2048, "num_layers": 4, "hidden_dim": 128, "num_q_heads": 8, "num_kv_heads": 4,
-             "head_dim": 16, "ffn_dim": 352, "tied_embeddings": "true"},
+             "head_dim": 16, "ffn_dim": 352, "tied_embeddings": True},
     "wide": {"vocab_size": 3072, "num_layers": 2, "hidden_dim": 256, "num_q_heads": 4, "num_kv_heads": 1,
-             "head_dim": 64, "ffn_dim": 1024, "tied_embeddings": "false"},
+             "head_dim": 64, "ffn_dim": 1024, "tied_embeddings": False},
     "deep": {"vocab_size": 3072, "num_layers": 8, "hidden_dim": 192, "num_q_heads": 6, "num_kv_heads": 2,
-             "head_dim": 32, "ffn_dim": 512, "tied_embeddings": "true"},
+             "head_dim": 32, "ffn_dim": 512, "tied_embeddings": True},
     "large": {"vocab_size": 2048, "num_layers": 6, "hidden_dim": 384, "num_q_heads": 6, "num_kv_heads": 3,
-              "head_dim": 64, "ffn_dim": 1024, "tied_embeddings": "false"},
+              "head_dim": 64, "ffn_dim": 1024, "tied_embeddings": False},
     "odd": {"vocab_size": 2500, "num_layers": 5, "hidden_dim": 160, "num_q_heads": 5, "num_kv_heads": 5,
-            "head_dim": 32, "ffn_dim": 300, "tied_embeddings": "true", "attention_bias": "qkv", "qk_norm": "true"},
+            "head_dim": 32, "ffn_dim": 300, "tied_embeddings": True, "attention_bias": "qkv", "qk_norm": True},
 }  # fmt: skip
 TOPOLOGIES = ("1x1", "2x1", "1x2", "2x2", "4x1")
 DTYPES = ("fp32", "bf16")
@@ -69,11 +69,9 @@ class Case:
 
     @property
     def model(self) -> ModelConfig:
-        values = {key: value == "true" if value in ("true", "false") else value
-                  for key, value in SHAPES[self.shape].items()}  # fmt: skip
         changed = {key.removeprefix("model."): value for key, value in self.options if key.startswith("model.")}
         settled = {"checkpointing": self.checkpointing, "loss_chunk_tokens": LOSS_CHUNK}
-        return ModelConfig(**values | settled | changed)
+        return ModelConfig(**SHAPES[self.shape] | settled | changed)
 
     @property
     def setting(self) -> Setting:
@@ -168,9 +166,20 @@ def long_packs(wanted: dict[str, Sequence[int]], keep: Path | None = None) -> li
     return list(found.values())
 
 
+def counts(out: Path) -> list[dict]:
+    """What each rank of a run counted, see `allocations`."""
+    return [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
+
+
+def fullest(ranks: list[dict]) -> tuple[dict, str, dict]:
+    """The rank with the highest peak, the phase that has it, and what was counted there."""
+    told = max(ranks, key=lambda rank: max(phase["bytes"] for phase in rank["phases"].values()))
+    return told, *max(told["phases"].items(), key=lambda item: item[1]["bytes"])
+
+
 def _activations(out: Path) -> dict:
     """Of a run's fullest rank: bytes above what was there before its forward, tokens, and the arena."""
-    ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
+    ranks = counts(out)
     peaks = [max(rank["phases"][name]["bytes"] for name in PHASES[:2]) - rank["before"] for rank in ranks]
     return {
         "activation_bytes": max(peaks),
@@ -222,9 +231,8 @@ def _train(runs: list[list[str]], outs: list[Path], num_ranks: int) -> None:
 
 def row(case: Case, out: Path) -> dict:
     """Compare a run's fullest rank with the model, and print it."""
-    ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
-    told = max(ranks, key=lambda rank: max(phase["bytes"] for phase in rank["phases"].values()))
-    phase, most = max(told["phases"].items(), key=lambda item: item[1]["bytes"])
+    ranks = counts(out)
+    told, phase, most = fullest(ranks)
     each = case.predicted(max(rank["tokens"] for rank in ranks), told["arena"])
     items = max(each.values(), key=lambda items: sum(items.values()))
     counted, predicted = most["bytes"], sum(items.values())

@@ -8,7 +8,6 @@ the model's figures for the case that TSP's paper publishes.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from hsap.models.config import ModelConfig
 from hsap.tune.memory import kept_copies, rank_bytes
 from hsap.tune.setting import Setting
 from hsap.tune.tsp import tp_bytes, tsp_bytes
-from tests.bench.memory import SCRIPT, Case, arguments, write_documents
+from tests.bench.memory import SCRIPT, Case, arguments, counts, fullest, write_documents
 from tests.bench.record import RESULTS, caption, conditions, record
 from tests.parity import run_world
 
@@ -86,9 +85,8 @@ def measure(wanted: list[Case]) -> list[dict]:
 
 
 def _row(case: Case, out: Path) -> dict:
-    ranks = [json.loads(path.read_text()) for path in sorted(out.glob("allocated-*.json"))]
-    told = max(ranks, key=lambda rank: max(phase["bytes"] for phase in rank["phases"].values()))
-    phase, most = max(told["phases"].items(), key=lambda item: item[1]["bytes"])
+    ranks = counts(out)
+    told, phase, most = fullest(ranks)
     items = predicted(case, max(rank["tokens"] for rank in ranks), told["arena"])
     return _shown(case, kind(case), most["bytes"], items, phase) | {"counted": most["parts"]}
 

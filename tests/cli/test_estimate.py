@@ -97,6 +97,7 @@ def test_a_table_of_items(capsys) -> None:
         (("--model", "huggingface"), "known models are gpt-30b, llama2-7b, smollm2-135m, tiny"),
         (("--topology", "4x1", "--seq-len", "3"), "4x1 has more ranks than a pack of 3 has tokens"),
         (("--seq-len", "0"), "--seq-len"),
+        (("--seed", "-1"), "--seed is -1"),
     ],
 )
 def test_an_impossible_ask_is_named(capsys, arguments, told) -> None:

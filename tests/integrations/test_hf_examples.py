@@ -4,21 +4,18 @@ With plain SGD what training adds to a parameter is the sum of its gradients, so
 """
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tests.integrations.torchrun import EXAMPLES, output_of
+
 pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed here")
 pytest.importorskip("accelerate", reason="Hugging Face's accelerate is not installed here")
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-EXAMPLES = REPOSITORY / "launch" / "examples"
 LEARNING_RATE = 0.25
 STEPS, DOCUMENTS_PER_STEP = 4, 16
 
@@ -54,26 +51,9 @@ def alone():
 
 @pytest.mark.parametrize(("name", "optimizer"), [("hf_trainer", "sgd"), ("hf_accelerate", "SGD")])
 def test_two_ranks_train_as_one_process_does(name, optimizer, alone, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(path),
-    }
     options = ["--out", str(tmp_path), "--optim", optimizer, "--lr", str(LEARNING_RATE)]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / f"{name}.py"), "2x1", *options],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    out = output_of(EXAMPLES / f"{name}.py", 2, "2x1", *options, folder=tmp_path)
+    told = [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
     wanted, before, after = alone
     assert [one["step"] for one in told] == [one["step"] for one in wanted]
     for one, other in zip(told, wanted):

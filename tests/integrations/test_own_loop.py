@@ -2,11 +2,8 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +12,8 @@ import torch.nn.functional as F
 
 import hsap
 from tests.integrations import own_loop_ranks
+from tests.integrations.torchrun import EXAMPLES, output_of
 from tests.runtime.ranks import run_ranks
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-EXAMPLES = REPOSITORY / "launch" / "examples"
 
 
 @pytest.fixture
@@ -139,19 +134,8 @@ def by_torch(q, k, v, layer):
 
 @pytest.mark.slow
 def test_the_example_with_fsdp2_trains_as_one_process_does():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(path),
-    }
-    done = subprocess.run(
-        [*command, str(EXAMPLES / "own_loop.py"), "2x1"], env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    out = output_of(EXAMPLES / "own_loop.py", 4, "2x1")
+    told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     module = example()
     torch.manual_seed(0)
     model = module.Model()

@@ -6,7 +6,6 @@ import weakref
 
 import pytest
 import torch
-import torch.distributed as dist
 from packed_oracle import oracle_logits, oracle_loss_sum, random_pack
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,13 +21,7 @@ SHAPE = {
 LENGTHS = [1, 13, 1, 1, 29, 6]
 TOKENS = sum(LENGTHS)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world(tmp_path_factory):
-    store = dist.FileStore(str(tmp_path_factory.mktemp("world") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world")
 
 
 class Counting:

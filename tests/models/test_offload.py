@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from packed_oracle import dense_attention, random_pack
 from test_memory_options import LENGTHS, assert_close, model_of, planned, run
 
@@ -15,13 +14,7 @@ KEPT = {
 }
 """Bytes a row that a layer keeps: float64."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world(tmp_path_factory):
-    store = dist.FileStore(str(tmp_path_factory.mktemp("world") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world")
 
 
 class Watched:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hsap.ir.summary import summary
 from hsap.models.llama import Llama
 from hsap.models.tsp.shards import Shards, head_shares
 from hsap.models.tsp.traffic import weight_traffic
+from hsap.models.tsp.vocabulary import Vocabulary
 from tests.models.packed_oracle import layer_attention, random_pack
 from tests.models.tsp_rank import Case, plans_of, run_cases
 from tests.runtime.ranks import run_ranks
@@ -113,3 +115,13 @@ def test_a_shard_of_nothing_is_refused() -> None:
     config = Case("4x1", 4, (RAGGED,), model={"ffn_dim": 3}).config
     with pytest.raises(ValueError, match=r"model\.ffn_dim is 3"):
         Shards(config, 4)
+
+
+def test_a_target_that_is_no_word_is_refused() -> None:
+    vocabulary = Vocabulary(SimpleNamespace(index=0, degree=1), (0, 37), [((37, 8),)], 4)
+    hidden, weight, targets = torch.randn(5, 8), torch.randn(37, 8), torch.tensor([1, 36, -100, 0, 9])
+    assert vocabulary.losses(hidden, weight, targets)[0].isfinite()
+    for wrong in (37, -1):
+        targets[3] = wrong
+        with pytest.raises(ValueError, match=f"target of row 3 is {wrong}: give a word of the vocabulary, 0 to 36"):
+            vocabulary.losses(hidden, weight, targets)

@@ -227,6 +227,7 @@ def test_weights_are_sharded_over_the_group_or_its_intra_axis():
         ),
         (("profile.steps=[1,2]",), r"profile\.steps with parallel=tsp"),
         (("train.pad_rows=true",), r"train\.pad_rows=true with parallel=tsp"),
+        (("parallel=sp", "tsp_axis=intra"), r"tsp_axis=intra with parallel=sp does nothing"),
         (("tsp_axis=inter",), r"tsp_axis=inter: expected one of intra, all"),
         (("parallel=tp",), r"parallel=tp: expected one of sp, tsp"),
     ],

@@ -110,9 +110,10 @@ def write(
 
 def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Give a parameter in the files' type; ValueError where a number in it would become infinite."""
-    rounded = tensor.detach().to(dtype)
-    if bool((rounded.isinf() & tensor.detach().isfinite()).any()):
-        largest = tensor.detach()[tensor.detach().isfinite()].abs().max().item()
+    tensor = tensor.detach()
+    rounded = tensor.to(dtype)
+    if bool((rounded.isinf() & tensor.isfinite()).any()):
+        largest = tensor[tensor.isfinite()].abs().max().item()
         raise ValueError(
             f"{name} holds {largest:g}, and {str(dtype).removeprefix('torch.')} ends at {torch.finfo(dtype).max:g}; "
             "save it in another number format, float32 say"

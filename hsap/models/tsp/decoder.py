@@ -21,6 +21,11 @@ BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 MLP_WEIGHTS = tuple(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 
 
+def attention_names(config: ModelConfig) -> tuple[str, ...]:
+    """The sharded parameters of a layer's attention, in the order of a bundle."""
+    return ATTENTION + (BIASES if config.attention_bias != "none" else ())
+
+
 class ShardedLlama(nn.Module):
     """A Llama whose parameters, under their usual names, are this rank's parts; `parts` says which.
 
@@ -79,15 +84,17 @@ class ShardedLlama(nn.Module):
         parameters |= zip(names, replicated, strict=True)
         hidden_TC = self.vocabulary.embed(tokens_T, parameters[EMBEDDING])
         rope = model_rope(config, positions_T, hidden_TC.dtype)
+        norms = ("input_layernorm.weight", *(f"self_attn.{name}_norm.weight" for name in "qk" if config.qk_norm))
         for index, (projections, mlp) in enumerate(self.layers):
-            own = {n.split(".", 3)[-1]: p for n, p in parameters.items() if n.startswith(f"model.layers.{index}.")}
-            whole = [own["input_layernorm.weight"]]
-            whole += [own[f"self_attn.{name}_norm.weight"] for name in "qk" if config.qk_norm]
-            sharded = [own[name] for name in self._attention_names()]
+            layer = f"model.layers.{index}."
+            whole, sharded, ffn = (
+                [parameters[layer + name] for name in wanted]
+                for wanted in (norms, attention_names(config), ("post_attention_layernorm.weight", *MLP_WEIGHTS))
+            )
             hidden_TC = projections(hidden_TC, rope, attention, whole, sharded)
             if config.attention_bias == "all":
-                hidden_TC = hidden_TC + own["self_attn.o_proj.bias"]
-            hidden_TC = mlp(hidden_TC, own["post_attention_layernorm.weight"], *(own[name] for name in MLP_WEIGHTS))
+                hidden_TC = hidden_TC + parameters[layer + "self_attn.o_proj.bias"]
+            hidden_TC = mlp(hidden_TC, *ffn)
         hidden_TC = rms_norm(hidden_TC, parameters[NORM], config.norm_eps)
         head = parameters[EMBEDDING if config.tied_embeddings else HEAD]
         total, losses_T = self.vocabulary.losses(hidden_TC, head, targets_T)
@@ -95,13 +102,10 @@ class ShardedLlama(nn.Module):
 
     def _layer(self, index: int) -> tuple[Projections, MLP]:
         prefix = f"model.layers.{index}."
-        shapes = self._bundles(tuple(prefix + name for name in self._attention_names()))
+        shapes = self._bundles(tuple(prefix + name for name in attention_names(self.config)))
         holders = self.parts[f"{prefix}self_attn.k_proj.weight"].holders
         mlp = MLP(self.transport, self._bundles(tuple(prefix + name for name in MLP_WEIGHTS)), self.config.norm_eps)
         return Projections(self.transport, self.config, shapes, holders, index), mlp
-
-    def _attention_names(self) -> tuple[str, ...]:
-        return ATTENTION + (BIASES if self.config.attention_bias != "none" else ())
 
     def _bundles(self, names: tuple[str, ...]) -> list[Shapes]:
         """Shapes of those parameters in every shard."""

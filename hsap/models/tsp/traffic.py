@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from hsap.models.config import ModelConfig
 from hsap.models.llama import EMBEDDING, shapes
-from hsap.models.tsp.decoder import ATTENTION, BIASES, MLP_WEIGHTS
+from hsap.models.tsp.decoder import MLP_WEIGHTS, attention_names
 from hsap.models.tsp.shards import Shards
 
 
@@ -32,7 +32,7 @@ def weight_traffic(
     def bundle(names: Iterable[str], shard: int) -> int:
         return sum(elements(f"model.layers.0.{name}", shard) for name in names)
 
-    names = ATTENTION + (BIASES if config.attention_bias != "none" else ())
+    names = attention_names(config)
     attention = [bundle(names, shard) for shard in range(degree)]
     mlp = [bundle(MLP_WEIGHTS, shard) for shard in range(degree)]
     vocabulary = [elements(EMBEDDING, shard) for shard in range(degree)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hsap.models.loss import IGNORED_TARGET, wide_dtype
+from hsap.models.loss import IGNORED_TARGET, add_product, check_targets, chunks, logit_gradient, place, wide_dtype
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
 
 
@@ -35,20 +35,12 @@ class Vocabulary:
     def losses(self, hidden_TC: Tensor, weight_VC: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the token losses of this rank's rows, differentiable, and every row's, without gradient.
 
-        Target -100 has no loss. Both are float32 (float64 for float64). weight: this rank's shard.
+        Target -100 has no loss. Both are float32 (float64 for float64). weight: this rank's shard. ValueError as of
+        `check_targets`.
         """
+        check_targets(targets_T, len(hidden_TC), self.borders[-1])
         with_grad = torch.is_grad_enabled() and (hidden_TC.requires_grad or weight_VC.requires_grad)
         return _Losses.apply(self, hidden_TC, weight_VC, targets_T, with_grad)
-
-    def within(self, ids_T: Tensor, shard: int) -> tuple[Tensor, Tensor]:
-        """Tokens' places in a shard, 0 for those that aren't in it, and which are: [T] and bool [T, 1]."""
-        first, stop = self.borders[shard], self.borders[shard + 1]
-        there_T = (ids_T >= first) & (ids_T < stop)
-        return (ids_T - first).where(there_T, 0), there_T[:, None]
-
-    def chunks(self, num_rows: int) -> list[slice]:
-        """Rows whose logits exist at one time."""
-        return [slice(a, min(a + self.chunk_tokens, num_rows)) for a in range(0, num_rows, self.chunk_tokens)]
 
 
 class _Embedding(torch.autograd.Function):
@@ -56,8 +48,8 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx, vocabulary: Vocabulary, tokens_T, own_VC):
         out_TC = own_VC.new_zeros(len(tokens_T), own_VC.shape[1])
         for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
-            places_T, there_T1 = vocabulary.within(tokens_T, shard)
-            out_TC = torch.where(there_T1, weight_VC[places_T], out_TC)
+            inside_T, place_T1 = place(tokens_T, vocabulary.borders[shard], len(weight_VC))
+            out_TC = torch.where(inside_T[:, None], weight_VC[place_T1[:, 0]], out_TC)
         ctx.vocabulary, ctx.dtype = vocabulary, own_VC.dtype
         ctx.save_for_backward(tokens_T)
         return out_TC
@@ -70,9 +62,9 @@ class _Embedding(torch.autograd.Function):
         home = Homeward(transport, vocabulary.shapes)
         for step in range(transport.degree):
             shard = (transport.index - step) % transport.degree
-            places_T, there_T1 = vocabulary.within(tokens_T, shard)
             dweight_VC = dout_TC.new_zeros(vocabulary.shapes[shard][0], dtype=wide)
-            home.add(shard, (dweight_VC.index_add_(0, places_T, dout_TC.to(wide) * there_T1),))
+            inside_T, place_T1 = place(tokens_T, vocabulary.borders[shard], len(dweight_VC))
+            home.add(shard, (dweight_VC.index_add_(0, place_T1[:, 0], dout_TC.to(wide) * inside_T[:, None]),))
         return None, None, home.own()[0].to(ctx.dtype)
 
 
@@ -96,17 +88,16 @@ class _Losses(torch.autograd.Function):
 
 
 def _statistics(vocabulary: Vocabulary, hidden_TC: Tensor, own_VC: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp of every row's logits over the whole vocabulary, and its target's logit."""
+    """Log-sum-exp of every row's logits over the whole vocabulary, and its target's logit (NaN if none)."""
     wide = wide_dtype(hidden_TC.dtype)
     lse_T = hidden_TC.new_full((len(targets_T),), -torch.inf, dtype=wide)
-    picked_T = torch.zeros_like(lse_T)
+    picked_T = torch.full_like(lse_T, torch.nan)
     for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
-        places_T, there_T1 = vocabulary.within(targets_T, shard)
-        for rows in vocabulary.chunks(len(targets_T)):
+        for rows in chunks(len(targets_T), vocabulary.chunk_tokens):
+            inside_N, place_N1 = place(targets_T[rows], vocabulary.borders[shard], len(weight_VC))
             logits_NV = (hidden_TC[rows] @ weight_VC.t()).to(wide)
             lse_T[rows] = torch.logaddexp(lse_T[rows], logits_NV.logsumexp(dim=1))
-            picked_N = logits_NV.gather(1, places_T[rows, None])[:, 0]
-            picked_T[rows] = picked_N.where(there_T1[rows, 0], picked_T[rows])
+            picked_T[rows] = torch.where(inside_N, logits_NV.gather(1, place_N1)[:, 0], picked_T[rows])
     return lse_T, picked_T
 
 
@@ -114,19 +105,15 @@ def _gradients(
     vocabulary: Vocabulary, hidden_TC: Tensor, own_VC: Tensor, targets_T: Tensor, lse_T: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the sum of losses: of this rank's rows, and of this rank's shard over all ranks' rows."""
-    counted_T1 = (targets_T != IGNORED_TARGET)[:, None]
     dhidden_TC = torch.zeros_like(hidden_TC, dtype=lse_T.dtype)
     home = Homeward(vocabulary.transport, vocabulary.shapes)
     for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
-        places_T, there_T1 = vocabulary.within(targets_T, shard)
         dweight_VC = torch.zeros_like(weight_VC, dtype=lse_T.dtype)
-        for rows in vocabulary.chunks(len(targets_T)):
+        for rows in chunks(len(targets_T), vocabulary.chunk_tokens):
             hidden_NC = hidden_TC[rows]
-            logits_NV = (hidden_NC @ weight_VC.t()).to(lse_T.dtype)
-            grad_NV = logits_NV.sub_(lse_T[rows, None]).exp_()
-            grad_NV.scatter_add_(1, places_T[rows, None], -there_T1[rows].to(grad_NV.dtype))
-            grad_NV = (grad_NV * counted_T1[rows]).to(hidden_NC.dtype)
-            dhidden_TC[rows] += grad_NV @ weight_VC
-            dweight_VC += grad_NV.t() @ hidden_NC
+            log_probs_NV = (hidden_NC @ weight_VC.t()).to(lse_T.dtype).sub_(lse_T[rows, None])
+            grad_NV = logit_gradient(log_probs_NV, targets_T[rows], vocabulary.borders[shard]).to(hidden_NC.dtype)
+            add_product(dhidden_TC[rows], grad_NV.t(), weight_VC)
+            add_product(dweight_VC, grad_NV, hidden_NC)
         home.add(shard, (dweight_VC,))
     return dhidden_TC, home.own()[0]
