@@ -83,7 +83,7 @@ class Case:
     @property
     def name(self) -> str:
         """Name of the folder of its counts."""
-        own = [f"{key.removeprefix('model.')}={value}" for key, value in self.options]
+        own = [f"{key.removeprefix('model.')}{value}" for key, value in self.options]
         parts = (self.shape, self.topology, f"zero{self.zero_stage}", self.dtype, self.checkpointing, self.pack_tokens)
         return "-".join(map(str, (*parts, self.accumulation, *own)))
 
