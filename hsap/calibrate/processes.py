@@ -24,6 +24,7 @@ import torch.multiprocessing as mp
 from hsap.children import end_with, ended_on_sigterm
 from hsap.ir.check import Refused
 from hsap.launched import Place
+from hsap.runtime.groups import job_store
 
 CLONE_NEWNET = 0x40000000
 
@@ -141,7 +142,7 @@ def enter(namespace: str) -> None:
 
 def told_to_first(value: object, what: str) -> list | None:
     """Collect a JSON value from every rank: by rank on rank 0, None on the others. what: a name, used once."""
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    store, rank = job_store(), dist.get_rank()
     store.set(f"{what}/{rank}", json.dumps(value))
     out = [json.loads(store.get(f"{what}/{r}")) for r in range(dist.get_world_size())] if rank == 0 else None
     dist.barrier()

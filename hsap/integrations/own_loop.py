@@ -39,12 +39,12 @@ from hsap.ir.span import positions
 from hsap.models.loss import wide_dtype
 from hsap.runtime.attention import attention
 from hsap.runtime.executor import Executor, Session
-from hsap.runtime.groups import Mesh, make_mesh
+from hsap.runtime.groups import Mesh, job_store, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.upload import sent
+from hsap.train.compiling import PlanningSetup, Shape
 from hsap.train.planning import PlanExchange
 from hsap.train.pool import PlanPool
-from hsap.train.recipe import PlanningSetup, Shape
 
 _KEPT_PLANS = 64
 _MADE: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class SequenceParallel:
         self._averaged = average_over
         self._pool = PlanPool(setup, workers) if workers else None
         name = f"{ranks[0]}-{ranks[-1]}-{len(ranks)}"
-        store = dist.distributed_c10d._get_default_store().clone() if len(ranks) > 1 else None
+        store = job_store() if len(ranks) > 1 else None
         self._exchange = PlanExchange(
             store, f"loop/{name}/{_MADE[name]}", self.mesh.sp_rank, len(ranks), setup, self._pool
         )

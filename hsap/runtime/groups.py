@@ -86,3 +86,8 @@ def connect(group: dist.ProcessGroup | None = None, device: torch.device | str =
                 ops.append(dist.P2POp(kind, torch.zeros(1, dtype=torch.uint8, device=device), peer, group))
     for work in dist.batch_isend_irecv(ops) if ops else []:
         work.wait()
+
+
+def job_store() -> dist.Store:
+    """Give a connection of its own to the store at which the job's processes met; a waiting `get` holds up no other."""
+    return dist.distributed_c10d._get_default_store().clone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -30,11 +31,11 @@ class WeightTransport:
     rank but the owner, a sum as the 2 (D - 1) / D · b of a ring's all-reduce.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device | str = "cpu") -> None:
         self.group = group
         self.index, self.degree = dist.get_rank(group), dist.get_world_size(group)
         self.sent_bytes: Counter[str] = Counter()
-        self._points = Distributed(group)
+        self._points = Distributed(group, device)
         self._round = 0
 
     def broadcast(self, tensor: Tensor, owner: int) -> Wait:

@@ -6,7 +6,7 @@ inputs       data, model and checkpoint of a run, refused before ranks wait for 
 run          the loop of one rank
 capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed
-planning     plans made ahead, by the ranks in turn (recipe: how; pool, worker: in processes of their own)
+planning     plans made ahead, by the ranks in turn (compiling: how; pool, worker: in processes of their own)
 checkpoints  saved and resumed runs
 settings     the configuration, kept in the run's folder
 metrics, profile, stopping  what a step says of itself; measured timelines; signals

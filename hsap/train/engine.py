@@ -108,7 +108,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     folder = None if config.resume else config.model.get("from")
     sharding = None
     if config.parallel == "tsp":
-        sharding = Sharding(config.tsp_degree)
+        sharding = Sharding(config.tsp_degree, device)
         model = sharding.model(model_config, config.train.seed, dtype, device, folder)
     elif config.engine.zero_stage == 3:
         # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.

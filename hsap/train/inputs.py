@@ -33,8 +33,8 @@ from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
+from hsap.train.compiling import PlanningSetup
 from hsap.train.config import TrainConfig
-from hsap.train.recipe import PlanningSetup
 from hsap.train.tsp.planning import Variants
 
 # A template is compared by what it holds, once it is known whether any chat was made text by it.

@@ -1,10 +1,11 @@
 """Planning ahead: one rank of an SP group has each micro-batch's plan made and publishes it; all load it.
 
-Plans travel as data (`hsap.train.recipe`) through torch's own store, `data.lookahead` steps before they are needed. The
-planning rank goes round the group, node after node, so that plans of neighbouring micro-batches, of all the steps in
-advance, are made at the same time in different places. With planner auto it alone compiles the candidates and chooses,
-and the others get what it chose. Micro-batches of one shape share a plan as long as the last one is remembered. An
-error while planning is published in the plan's place, so that every rank ends with the same message instead of waiting.
+Plans travel as data (`hsap.train.compiling`) through torch's own store, `data.lookahead` steps before they are needed.
+The planning rank goes round the group, node after node, so that plans of neighbouring micro-batches, of all the steps
+in advance, are made at the same time in different places. With planner auto it alone compiles the candidates and
+chooses, and the others get what it chose. Micro-batches of one shape share a plan as long as the last one is
+remembered. An error while planning is published in the plan's place, so that every rank ends with the same message
+instead of waiting.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
 from hsap.ir.plan import Plan
+from hsap.train.compiling import PlanFigures, PlanningSetup, Shape, opened
 from hsap.train.pool import CLOSED, PlanPool
-from hsap.train.recipe import PlanFigures, PlanningSetup, Shape, opened
 
 _POLL_S = 0.004
 _NOTICE_S = 0.1

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 
-from hsap.train.recipe import PlanningSetup, Shape, failure
+from hsap.train.compiling import PlanningSetup, Shape, failure
 
 # Ctrl-C and SIGTERM go to all processes of a job; what the rank does about them may still need plans.
 _PROGRAM = (

@@ -27,12 +27,14 @@ from hsap.ir.span import positions
 from hsap.planners import PLANNERS
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
+from hsap.runtime.groups import job_store
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.ranges import Nvtx
 from hsap.runtime.sharded import ShardedAttention
 from hsap.runtime.upload import Upload
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
+from hsap.train.compiling import PlanFigures
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
@@ -40,7 +42,6 @@ from hsap.train.metrics import MetricsLog
 from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
 from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
-from hsap.train.recipe import PlanFigures
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
 from hsap.train.tsp.planning import ShardExchange, ShardPlans, Variants
@@ -176,10 +177,7 @@ class Trainer:
         return lines
 
     def _exchange(self, use: str) -> PlanExchange | ShardExchange:
-        """Plans travel through a connection of their own: a waiting `get` must not hold up anything else."""
-        store = None
-        if self.mesh.topology.num_ranks > 1:
-            store = dist.distributed_c10d._get_default_store().clone()
+        store = job_store() if self.mesh.topology.num_ranks > 1 else None
         place = self.mesh.sp_rank, self.mesh.topology.num_ranks
         exchanges = [
             PlanExchange(store, f"{use}/{self.mesh.dp_rank}/{variant}", *place, setup, pool)

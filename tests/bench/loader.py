@@ -29,9 +29,9 @@ from hsap.data.packing import Packing, PackStream, StepPacks
 from hsap.data.store import DocumentStore
 from hsap.data.tokenise import tokenise_documents
 from hsap.data.tokenizer import load_tokenizer
+from hsap.train.compiling import PlanningSetup, Shape
 from hsap.train.planning import PlanExchange, PlannedSteps
 from hsap.train.pool import PlanPool
-from hsap.train.recipe import PlanningSetup, Shape
 from tests.bench.record import RESULTS, caption, conditions, record
 from tests.parity import REPOSITORY, run_world
 

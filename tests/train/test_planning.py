@@ -14,8 +14,8 @@ import torch.distributed as dist
 import hsap
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
+from hsap.train.compiling import PlanningSetup, Shape
 from hsap.train.planning import PlanExchange, PlannedSteps, planning_turns
-from hsap.train.recipe import PlanningSetup, Shape
 
 NUM_RANKS = 3
 

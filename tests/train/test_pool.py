@@ -20,15 +20,15 @@ import torch.distributed as dist
 import hsap
 from hsap.ir.mask import Mask
 from hsap.train import pool as pool_module
+from hsap.train.compiling import PlanningSetup, Shape, opened
 from hsap.train.planning import PlanExchange, PlannedSteps
 from hsap.train.pool import PlanPool
-from hsap.train.recipe import PlanningSetup, Shape, opened
 from tests.train.test_planning import NUM_RANKS, setup, step
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [Shape((9, 4, n), (2, 1)) for n in range(1, 7)]
 STRANGE = (
-    "import os, time; from hsap.train.recipe import PlanningSetup; real = PlanningSetup.plan; "
+    "import os, time; from hsap.train.compiling import PlanningSetup; real = PlanningSetup.plan; "
     "acts = {(1,): lambda: 1 // 0, (2,): lambda: time.sleep(600), (3,): lambda: os._exit(7), "
     "(4,): lambda: os.kill(os.getpid(), 9)}; "
     "PlanningSetup.plan = lambda self, batch: (acts.get(batch.lengths, int)(), real(self, batch))[1]; "

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.files import Written
+from hsap.runtime.groups import job_store
 from hsap.tensorfile import write_tensors
 from hsap.train.checkpoints import sharding
 from hsap.train.checkpoints.folder import clear_unfinished, damage, folder, publish, refusal, unfinished
@@ -37,7 +38,7 @@ class Saver:
         self.home = folder(config)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         # A connection of its own: a waiting `get` must not hold up anything else.
-        self.store = dist.distributed_c10d._get_default_store().clone()
+        self.store = job_store()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         if self.rank == 0:

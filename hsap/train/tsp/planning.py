@@ -15,9 +15,9 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.models.tsp.shards import Shards
+from hsap.train.compiling import PlanFigures, PlanningSetup
 from hsap.train.config import TrainConfig
 from hsap.train.planning import PlanExchange
-from hsap.train.recipe import PlanFigures, PlanningSetup
 
 PLACING_WITHOUT_HEADS = ("sap", "zigzag", "ring", "distflash", "allgather", "flashcp", "magi")
 """Planners that place tokens the same way whatever the heads: plans for unequal shares then agree on the rows."""

@@ -32,9 +32,9 @@ class Sharding:
     `get_…` are what DeepSpeed asks of an `mpu`.
     """
 
-    def __init__(self, degree: int) -> None:
+    def __init__(self, degree: int, device: torch.device) -> None:
         self.shards, self.owners = make_shard_groups(degree)
-        self.transport = WeightTransport(self.shards)
+        self.transport = WeightTransport(self.shards, device)
 
     def model(
         self, config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device, folder: str | Path | None
@@ -65,8 +65,7 @@ class Sharding:
     def norm(self, model: nn.Module) -> float:
         """Norm of the whole model's gradient, each parameter once."""
         mine = [p.grad for p in model.parameters() if p.grad is not None and self.counts(p.part)]
-        square = sum(float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2 for grad in mine)
-        total = torch.tensor(square, dtype=torch.float64, device=next(model.parameters()).device)
+        total = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in mine]).square().sum()
         dist.all_reduce(total, group=self.shards)
         return math.sqrt(float(total))
 

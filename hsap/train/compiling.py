@@ -1,4 +1,4 @@
-"""Recipe: how a micro-batch becomes a plan, without torch, so that processes that only plan can know it too.
+"""Compiling: how a micro-batch becomes a plan, without torch, so that processes that only plan can know it too.
 
 What goes to such a process and what comes back is data: the setup and a micro-batch's shape as JSON, the outcome as a
 byte that says what it is, then the plan's stored form or a text.
