@@ -1,0 +1,129 @@
+"""Cases: every kind of fault at every moment where it can strike, and what must be said of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TIMEOUT_S = 8.0
+"""`guard.timeout_s` of the runs: how long no rank may move."""
+ENDED_S, HUNG_S = 45.0, TIMEOUT_S + 45.0
+"""Within these all must have ended, from the fault on: where a rank has ended, and where the others must find out."""
+STEP, NUM_STEPS, SAVE_EVERY, EVAL_EVERY = 5, 10, 2, 3
+"""The step from which on faults strike; the newest checkpoint is of the step before."""
+RANK = 2
+NOT_YET = ("start", "reading", "joining")
+"""Moments before the first step: these runs go on from a checkpoint, and go on again."""
+
+EVERYWHERE = (
+    *NOT_YET,
+    *("loading", "planning", "forward", "all_to_all", "backward", "optimizer", "writing", "publishing", "evaluating"),
+)
+ON_RANK_0 = ("publishing", "logging")
+WORDS = {
+    "start": "start-up",
+    "reading": "start-up: reading data",
+    "joining": "start-up: rendezvous",
+    "loading": "data loading",
+    "all_to_all": "all-to-all",
+    "optimizer": "optimizer step",
+    "writing": "checkpoint: a rank's file",
+    "publishing": "checkpoint: making it the newest",
+    "logging": "metrics",
+    "evaluating": "evaluation",
+}
+KINDS = {
+    "kill": "SIGKILL",
+    "stop": "SIGSTOP",
+    "raise": "exception",
+    "slow": "too slow",
+    "late": "slow, within the limit",
+    "disk": "full disk",
+    "cut": "lost connection",
+    "memory": "out of memory",
+    "diverge": "other batch or plan",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fault to be made. survives: the run must go on and end well. settings: more of train.py's."""
+
+    kind: str
+    moment: str
+    rank: int = RANK
+    survives: bool = False
+    settings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        more = " ".join(self.settings)
+        return f"{self.kind}-{self.moment}" + (f" {more}" if more else "")
+
+    @property
+    def where(self) -> str:
+        """The moment in words."""
+        return WORDS.get(self.moment, self.moment) + (f" ({', '.join(self.settings)})" if self.settings else "")
+
+    @property
+    def limit_s(self) -> float:
+        return HUNG_S if self.kind in ("stop", "slow", "cut") else ENDED_S
+
+    @property
+    def fault(self) -> dict:
+        """What `inject.Fault` takes, but for the folder."""
+        out = {"kind": self.kind, "moment": self.moment, "rank": self.rank}
+        out["step"] = 0 if self.moment in NOT_YET else STEP
+        if self.moment == "all_to_all":
+            out |= {"moment": "forward", "op": "all_to_all"}
+        elif self.moment == "backward":
+            out["op"] = "attend_grad"
+        if self.kind == "late":
+            out["seconds"] = TIMEOUT_S / 4
+        return out
+
+    @property
+    def message(self) -> str:
+        """A regular expression that the one message must match."""
+        return _MESSAGES[self.kind](self)
+
+
+def _hang(case: Case) -> str:
+    waits = r"rank \d+ (waits|is) (at|in) #?\w+"
+    return rf"no rank has moved for \d+ s.*rank {case.rank}\b.*{waits}" if case.moment not in NOT_YET else r"rank \d+"
+
+
+_MESSAGES = {
+    "kill": lambda case: rf"rank {case.rank} was ended by signal SIGKILL",
+    "memory": lambda case: rf"rank {case.rank} was ended by signal SIGKILL.*memory",
+    "stop": _hang,
+    "slow": _hang,
+    "cut": lambda case: r"no rank has moved for \d+ s.*rank \d+\b",
+    "raise": lambda case: (rf"rank {case.rank}\b.*" if case.rank else "") + "a bug that the bench has put here",
+    "disk": lambda case: r"(No space left on device|File too large|Disk full)",
+    "diverge": lambda case: r"disagree",
+    "late": lambda case: "",
+}
+
+
+def _of_kind(kind: str, moments: tuple[str, ...]) -> list[Case]:
+    return [Case(kind, moment, 0 if moment in ON_RANK_0 else RANK) for moment in moments]
+
+
+IN_BACKGROUND = ("train.save_in_background=true",)
+CASES = (
+    *_of_kind("kill", EVERYWHERE),
+    *_of_kind("stop", EVERYWHERE),
+    *_of_kind("raise", EVERYWHERE),
+    *_of_kind("slow", ("joining", "loading", "planning", "forward", "backward", "optimizer", "writing", "evaluating")),
+    *_of_kind("cut", ("joining", "planning", "forward", "backward", "optimizer", "writing", "evaluating")),
+    *_of_kind("memory", ("reading", "planning", "forward", "optimizer", "writing")),
+    *_of_kind("disk", ("reading", "writing", "publishing", "logging")),
+    Case("disk", "writing", settings=IN_BACKGROUND),
+    Case("kill", "writing", settings=IN_BACKGROUND),
+    *_of_kind("diverge", ("loading", "planning", "evaluating")),
+    Case("late", "forward", survives=True),
+    Case("late", "planning", survives=True),
+    Case("kill", "forward", survives=True, settings=("guard.restarts=1",)),
+    Case("stop", "backward", survives=True, settings=("guard.restarts=1",)),
+)
+QUICK = (CASES[5], Case("stop", "backward"))
