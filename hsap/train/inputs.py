@@ -93,7 +93,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
         setup.compile(Layout.from_lengths([]))
     if config.resume:
         check_identity(read_state(config), _settings(config, model, tokenizer))
-    else:
+    elif os.environ.get(flags.RESTARTS, "0") == "0":  # what an earlier attempt has left there is this run's own
         refuse_used(config)
     return tokenizer, model
 
