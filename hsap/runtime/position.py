@@ -19,8 +19,8 @@ class Word(IntEnum):
 
     AT: `code` of the instruction, 0 between streams. STREAM: streams begun since the start. WAIT, PEER: what is waited
     for and the rank it comes from, written by whoever watches. BEAT_NS, MOVED_NS: when the rank was last heard of and
-    last seen to move, by the monotonic clock of its machine. PLANNING, PLAN, PLANNER: what the thread that prepares steps
-    does, for which micro-batch, and the rank that plans it. DONE: steps that are through.
+    last seen to move, by the monotonic clock of its machine. PLANNING, PLAN, PLANNER: what the thread that prepares
+    steps does, for which micro-batch, and the rank that plans it. DONE: steps that are through.
     """
 
     AT = 0

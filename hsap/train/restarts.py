@@ -1,6 +1,6 @@
 """Restarts: ranks that a launcher starts again go on by themselves, from the newest good checkpoint of that job.
 
-Only a job that is itself a restart goes on unasked, and only in the folder that its own earlier attempt has marked: so a
+Only a job that is itself a restart goes on unasked, and only in the folder that its own earlier attempt has marked: a
 first start never takes up another run's checkpoints. torchrun tells by TORCHELASTIC_RESTART_COUNT (`--max-restarts`),
 SLURM by SLURM_RESTART_COUNT (`scontrol requeue`), HSAP by HSAP_RESTARTS (guard.restarts).
 """

@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -59,10 +60,8 @@ class Beats:
         answer: list[dict] = []
 
         def ask() -> None:
-            try:
+            with suppress(RuntimeError, ValueError):  # where the store is gone, that there is no answer says it
                 answer.append(json.loads(self._connect().compare_set(_VERDICT, "", json.dumps(said))))
-            except (RuntimeError, ValueError):
-                pass  # the store is gone; that there is no answer says it
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()

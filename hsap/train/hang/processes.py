@@ -15,9 +15,9 @@ GONE = "gone"
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who a rank is. machine: equal on processes that see each other's numbers. born: when it began, in the kernel's ticks.
+    """Who a rank is.
 
-    path, index: where its position lies in shared memory.
+    machine: equal on processes that see each other's numbers. born: when it began, in the kernel's ticks. path, index: where its position lies in shared memory.
     """
 
     host: str
@@ -97,5 +97,5 @@ def ending(number: int, kills: int) -> str:
     if number != signal.SIGKILL:
         return f"was ended by signal {name}"
     if kills > 0:
-        return f"was ended by signal {name}: memory ran out, the kernel's out-of-memory killer has struck here {kills} times"
+        return f"was ended by signal {name}: memory ran out, and the kernel's out-of-memory killer ended {kills} here"
     return f"was ended by signal {name}, which is what the kernel's out-of-memory killer sends (dmesg tells), or a user"

@@ -1,4 +1,4 @@
-"""Shared: memory in which a rank's position lies, open to other processes of the machine and gone with the last of them.
+"""Shared: memory in which a rank's position lies, open to other processes of the machine, and gone with the last.
 
 A memory file has no name in any folder: others find it among the open files of the process that made it, as long as
 that lives, stopped or not. Nothing is left behind, however a process ends.

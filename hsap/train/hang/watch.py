@@ -1,8 +1,9 @@
 """Watch: a thread of every rank that sees whether anybody moves, and ends the run with one message where nobody does.
 
 Nothing is asked of a rank that hangs: where it is lies in shared memory, and the kernel tells whether its process is
-there. Between machines records go through the job's store. Whatever else is lost, each rank ends by a limit of its own:
-the watch never waits for store, disk or network itself, and should Python's lock be held, faulthandler ends the process.
+there. Between machines records go through the job's store. Whatever else is lost, each rank ends by a limit of its
+own: the watch never waits for store, disk or network itself, and where Python's lock is held, faulthandler ends the
+process.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ def _stacks(path: Path) -> None:
 
 
 def _first_here(rank_0: Person) -> socket.socket | None:
-    """An address that only the first of the job's processes on this machine can have, until it ends; None for others."""
+    """An address that only the first of the job's processes on this machine can have; None for the others."""
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0hsap-hang-{rank_0.host}-{rank_0.pid}-{rank_0.born}")
