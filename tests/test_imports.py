@@ -36,7 +36,8 @@ MAY_IMPORT = {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
         *("data", "files", "train"),
     },
-    "integrations": {"ir", "clusters", "data", "models", "runtime", "train"},
+    "planning": {"ir", "api", "verify", "data"},
+    "integrations": {"ir", "clusters", "data", "models", "runtime", "planning"},
     "buffers": {"models"},
     "train": {
         "buffers",
@@ -48,7 +49,7 @@ MAY_IMPORT = {
         "clusters",
         "api",
         "planners",
-        "verify",
+        "planning",
         "runtime",
         "models",
         "data",

@@ -36,15 +36,15 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.span import positions
 from hsap.models.loss import wide_dtype
+from hsap.planning.compiling import PlanningSetup, Shape
+from hsap.planning.exchange import PlanExchange
+from hsap.planning.pool import PlanPool
 from hsap.runtime.attention import attention
 from hsap.runtime.executor import Executor, Session
 from hsap.runtime.groups import Mesh, job_store, make_mesh
 from hsap.runtime.kernels import partial_output
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.upload import sent
-from hsap.train.compiling import PlanningSetup, Shape
-from hsap.train.planning import PlanExchange
-from hsap.train.pool import PlanPool
 
 _KEPT_PLANS = 64
 _MAX_LABEL = (1 << 31) - 1

@@ -7,7 +7,6 @@ run          the loop of one rank (evaluation: the loss of held-out data)
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
 capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed
-planning     plans made ahead, by the ranks in turn (compiling: how; pool, worker: in processes of their own)
 checkpoints  saved and resumed runs
 settings     the configuration, kept in the run's folder
 metrics, profile, stopping  what a step says of itself; measured timelines; signals

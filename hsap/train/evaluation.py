@@ -12,10 +12,10 @@ from hsap.data.batch import MicroBatch
 from hsap.data.loader import eval_batches
 from hsap.data.store import DocumentStore
 from hsap.ir.plan import Plan
+from hsap.planning.exchange import PlanExchange
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine
 from hsap.train.metrics import ratio
-from hsap.train.planning import PlanExchange
 from hsap.train.tsp.planning import ShardExchange, ShardPlans
 
 

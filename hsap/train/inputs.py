@@ -30,10 +30,10 @@ from hsap.models.config import FREE
 from hsap.models.huggingface import configured
 from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
+from hsap.planning.compiling import PlanningSetup
 from hsap.runtime.kernels import partial_output, select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
-from hsap.train.compiling import PlanningSetup
 from hsap.train.config import TrainConfig
 from hsap.train.tsp.planning import Variants
 

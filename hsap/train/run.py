@@ -26,6 +26,10 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import arena_capacity
 from hsap.ir.span import positions
 from hsap.planners import PLANNERS
+from hsap.planning.compiling import PlanFigures
+from hsap.planning.exchange import PlanExchange
+from hsap.planning.pool import PlanPool
+from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.groups import job_store
@@ -35,14 +39,11 @@ from hsap.runtime.sharded import ShardedAttention
 from hsap.runtime.upload import Upload
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
-from hsap.train.compiling import PlanFigures
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
 from hsap.train.evaluation import Evaluation
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
 from hsap.train.metrics import MetricsLog, ratio
-from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
-from hsap.train.pool import PlanPool
 from hsap.train.profile import Profile
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest

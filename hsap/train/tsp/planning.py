@@ -16,9 +16,9 @@ from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.models.tsp.shards import Shards
 from hsap.planners import PLANNERS
-from hsap.train.compiling import PlanFigures, PlanningSetup
+from hsap.planning.compiling import PlanFigures, PlanningSetup
+from hsap.planning.exchange import PlanExchange
 from hsap.train.config import TrainConfig
-from hsap.train.planning import PlanExchange
 
 PLACING_WITHOUT_HEADS = tuple(name for name, planner in PLANNERS.items() if not planner.places_by_heads)
 """Planners whose plans for unequal shares of the heads agree on every rank's rows."""
