@@ -47,7 +47,6 @@ MAY_IMPORT = {
         "keys",
         "files",
         "clusters",
-        "api",
         "planners",
         "planning",
         "runtime",

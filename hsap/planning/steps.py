@@ -10,9 +10,8 @@ from itertools import islice
 
 from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
-from hsap.ir.plan import Plan
 from hsap.planning.compiling import PlanFigures
-from hsap.planning.exchange import PlanExchange
+from hsap.planning.planned import Exchange, Planned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +23,7 @@ class PlannedStep:
     """
 
     batch: StepBatch
-    plans: tuple[Plan, ...]
+    plans: tuple[Planned, ...]
     figures: PlanFigures
     data_s: float
     plan_s: float
@@ -36,7 +35,7 @@ class PlannedSteps:
     data_wait_s, plan_wait_s: how long the last `next` took, split as the thread's own waiting for that step was.
     """
 
-    def __init__(self, loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> None:
+    def __init__(self, loader: Iterator[StepBatch], exchange: Exchange, lookahead: int) -> None:
         self._steps = Prefetch(_planned(loader, exchange, lookahead), lookahead)
         self._exchange = exchange
         self.data_wait_s = self.plan_wait_s = 0.0
@@ -58,7 +57,7 @@ class PlannedSteps:
         self._steps.close()
 
 
-def _planned(loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> Iterator[PlannedStep]:
+def _planned(loader: Iterator[StepBatch], exchange: Exchange, lookahead: int) -> Iterator[PlannedStep]:
     """Plan steps in order; a rank sees to its own share of the next `lookahead` steps before it waits for others."""
     ahead: deque[StepBatch] = deque()
     more = True
