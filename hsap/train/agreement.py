@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from hsap.data.document import NO_TARGET
 from hsap.ir.span import positions
 from hsap.planning.steps import PlannedStep
 from hsap.runtime.groups import Mesh
+from hsap.targets import NO_TARGET
 
 
 def agree(step: PlannedStep, mesh: Mesh, device: torch.device) -> None:
