@@ -24,8 +24,8 @@ from hsap.ir.span import row_starts
 from hsap.runtime.kernels import Kernel, Work
 from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.memory import Memory, View
-from hsap.runtime.position import decode as spelled
-from hsap.runtime.position import encode
+from hsap.position import decode as spelled
+from hsap.position import encode
 from hsap.runtime.resharding import all_to_all
 from hsap.runtime.transport import Transport
 from hsap.runtime.upload import Upload
@@ -37,7 +37,7 @@ Step = Callable[[list[View], Transport], bool | None]
 class Decoded:
     """A rank's stream for one mask and direction, ready to run.
 
-    names[i]: what steps[i] is, for traces; codes[i]: the same as a number (`hsap.runtime.position`). step_of: int64
+    names[i]: what steps[i] is, for traces; codes[i]: the same as a number (`hsap.position`). step_of: int64
     [steps], the instruction of the rank's stream that a step is, or makes ready for. keeping: indices of the steps that
     make what is kept for backward of inputs.
     """

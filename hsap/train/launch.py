@@ -24,7 +24,7 @@ from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
-from hsap.train.told import tell
+from hsap.train.told import is_echo, tell
 
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
@@ -32,7 +32,6 @@ from hsap.train.told import tell
 _PATIENCE_BEFORE_S = 60.0
 _PATIENCE_DURING_S = 10.0
 _PRECEDENCE_S = 0.5
-_CLOSED = r"Connection (was likely )?(closed|reset)|Broken pipe|pair closure|Connection to .* (closed|lost)"
 _NO_NAME = re.compile(rf"({'|'.join(GROUPS)})=(null|true|false|-?\d[\d.]*)", re.IGNORECASE)
 
 
@@ -223,7 +222,7 @@ def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
     """
     # Only a process that trains has loaded it.
     module = sys.modules.get("hsap.train.hang.watch")
-    watch, echo = module.current() if module else None, _is_echo(error)
+    watch, echo = module.current() if module else None, is_echo(error)
     if watch is None and (rank != 0 or echo):
         time.sleep(patience_s)
     elif watch is not None and echo:
@@ -251,10 +250,6 @@ def _is_message(error: Exception) -> bool:
     frames = list(traceback.walk_tb(error.__traceback__))
     raised_in = frames[-1][0].f_globals.get("__name__", "") if frames else ""
     return isinstance(error, (ValueError, FileNotFoundError)) and raised_in.split(".")[0] == "hsap"
-
-
-def _is_echo(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and re.search(_CLOSED, str(error)) is not None
 
 
 def _paragraph(error: Exception) -> str:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
+
+_CLOSED = r"Connection (was likely )?(closed|reset)|Broken pipe|pair closure"
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an error only says that another rank has gone: that one, or the launcher, knows why."""
+    return isinstance(error, RuntimeError) and re.search(_CLOSED, str(error)) is not None
 
 
 def tell(text: str, rank: int, final: bool = False) -> None:

@@ -17,7 +17,8 @@ GONE = "gone"
 class Person:
     """Who a rank is.
 
-    machine: equal on processes that see each other's numbers. born: when it began, in the kernel's ticks. path, index: where its position lies in shared memory.
+    machine: equal on processes that see each other's numbers. born: when it began, in the kernel's ticks. path, index:
+    where its position lies in shared memory.
     """
 
     host: str

@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from hsap.runtime.position import NUM_BYTES
+from hsap.position import NUM_BYTES
 from hsap.train import flags
 
 

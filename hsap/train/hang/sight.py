@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hsap.ir.program import Op
-from hsap.runtime.position import Code, Phase, Planning, Wait, Word, decode
+from hsap.position import Code, Phase, Planning, Wait, Word, decode
 from hsap.train.hang.processes import GONE, Person
 
 _PHASES = {
@@ -98,7 +98,7 @@ class Sight:
     def order(self) -> tuple[int, ...]:
         """How far it has come: the same numbers on all ranks at the same place."""
         words = self.words
-        return tuple(words[w] for w in (Word.DONE, Word.STEP, Word.PHASE, Word.MICRO, Word.STREAM))
+        return tuple(words[w] for w in (Word.DONE, Word.STEP, Word.MICRO, Word.PHASE, Word.STREAM))
 
     @property
     def where(self) -> str:

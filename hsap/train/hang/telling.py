@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hsap.runtime.position import Wait
+from hsap.position import Wait
 from hsap.train.hang.sight import Sight
 
 _SHOWN = 6

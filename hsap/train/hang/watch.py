@@ -14,13 +14,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 
 from hsap.ir.program import Op
-from hsap.runtime.position import Phase, Planning, Position, Wait, Word, decode, moves
+from hsap.position import Phase, Planning, Position, Wait, Word, decode, moves
 from hsap.train import flags
 from hsap.train.guard.settings import GuardConfig
 from hsap.train.hang import telling
@@ -28,7 +29,7 @@ from hsap.train.hang.beats import Beats
 from hsap.train.hang.processes import Person
 from hsap.train.hang.shared import mine, open_at
 from hsap.train.hang.sight import Sight
-from hsap.train.told import tell
+from hsap.train.told import is_echo, tell
 
 _CLAIM_S = 3.0
 _GRACE_S = 1.0
@@ -57,11 +58,11 @@ class Watch:
         settings: GuardConfig,
         connect: Callable[[], dist.Store],
         out: str,
-        ranks_of: tuple[int, ...] | None = None,
+        ranks_of: Sequence[int],
     ) -> None:
         self.settings, self.out = settings, out
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.ranks_of = ranks_of or tuple(range(self.num_ranks))
+        self.ranks_of = tuple(ranks_of)
         shared, index = mine(self.rank)
         self.position = Position(shared.record(index))
         least = min(limit for limit in (settings.timeout_s, settings.start_timeout_s, 20.0) if limit is not None)
@@ -115,6 +116,16 @@ class Watch:
                 self._speak(sights, "the run ends, because a rank is gone")
             time.sleep(0.02)
         self._speak(self.sights(), "the run ends, because a connection to another rank is closed")
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Say which rank is gone as soon as an error tells that one is, before the launcher ends this rank too."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_echo(error) and os.environ.get(flags.STARTED) != "1":
+                self.explain(_ENDED_S)
+            raise
 
     def sights(self) -> list[Sight]:
         """All ranks as this one sees them now."""
