@@ -21,11 +21,11 @@ from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Role, 
 from hsap.ir.reshard import Reshard, reshard
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, joined
 from hsap.ir.span import row_starts
+from hsap.position import decode as spelled
+from hsap.position import encode
 from hsap.runtime.kernels import Kernel, Work
 from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.memory import Memory, View
-from hsap.position import decode as spelled
-from hsap.position import encode
 from hsap.runtime.resharding import all_to_all
 from hsap.runtime.transport import Transport
 from hsap.runtime.upload import Upload

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.ir.plan import Plan
+from hsap.position import Position
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.machine import Kept, Machine, finish
 from hsap.runtime.memory import TORCH_DTYPES, Arena
-from hsap.position import Position
 from hsap.runtime.ranges import Ranges
 from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Distributed

@@ -15,12 +15,12 @@ from torch import Tensor
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
 from hsap.ir.program import Role, Space
+from hsap.position import Position
+from hsap.position import decode as spelled
 from hsap.runtime.decode import Decoded, Decoder
 from hsap.runtime.kernels import Kernel
 from hsap.runtime.kernels.delta import row_delta
 from hsap.runtime.memory import DTYPE_NAMES, TORCH_DTYPES, Arena, View
-from hsap.position import Position
-from hsap.position import decode as spelled
 from hsap.runtime.ranges import Ranges, stream_name
 from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Transport
