@@ -11,6 +11,7 @@ from hsap.data.packing import check_dealing
 from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
+from hsap.train.guard.settings import GuardConfig
 
 
 def _is_betas(value: object) -> bool:
@@ -109,6 +110,7 @@ class TrainConfig:
     optim: OptimConfig
     train: LoopConfig
     profile: ProfileConfig
+    guard: GuardConfig
     model: Mapping[str, object]
     topology: str
     kernel: str
@@ -162,7 +164,10 @@ _GROUPS = {
     "optim": OptimConfig,
     "train": LoopConfig,
     "profile": ProfileConfig,
+    "guard": GuardConfig,
 }
+_NEWER = ("guard",)
+"""Groups that a configuration kept by an earlier version doesn't have."""
 _OTHER_GROUPS = ("model", "planner", "cluster")
 KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
 """What a configuration has at its top."""
@@ -178,6 +183,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     """
     plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
+    values = {**{name: {} for name in _NEWER}, **values}
     groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)

@@ -24,6 +24,7 @@ from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
 from hsap.models.llama import VECTORS, Llama
 from hsap.models.mlp import SwiGLU
+from hsap.position import Phase, Position
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
@@ -31,10 +32,14 @@ from hsap.train.tsp.sharding import Sharding
 
 
 class Engine:
-    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP."""
+    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP.
+
+    position: where it is noted what it does.
+    """
 
     def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
+        self.position = Position()
         self._norm: float | None = None
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
@@ -55,7 +60,9 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Backward of one micro-step, and after the last one of a step the optimizer's update."""
         engine = self.deepspeed
+        self.position.phase(Phase.BACKWARD)
         engine.backward(loss)
+        self.position.phase(Phase.UPDATE)
         plain = engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm")
         if plain and self.sharding is not None:
             self._norm = self.sharding.norm(engine.module)

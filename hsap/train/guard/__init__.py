@@ -1,0 +1,1 @@
+"""Guard: what makes a run stop rather than go wrong or hang."""
