@@ -135,7 +135,7 @@ def _put_aside(out: Path, folder: Path) -> bool:
 
 def _count_verified(folder: Path, rank: str) -> None:
     """Write down the hash of every plan that the verifier lets pass in this rank."""
-    import hsap.train.compiling as compiling
+    import hsap.planning.compiling as compiling
 
     verify, file = compiling.verify, (folder / f"verified-{rank}.txt").open("a", encoding="utf-8")
 

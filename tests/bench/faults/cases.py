@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TIMEOUT_S = 8.0
-"""`guard.timeout_s` of the runs: how long no rank may move."""
+TIMEOUT_S, START_TIMEOUT_S = 8.0, 30.0
+"""`guard.timeout_s` and `guard.start_timeout_s` of the runs: how long no rank may move, and before the first step."""
 ENDED_S, HUNG_S = 45.0, TIMEOUT_S + 45.0
 """Within these all must have ended, from the fault on: where a rank has ended, and where the others must find out."""
 STEP, NUM_STEPS, SAVE_EVERY, EVAL_EVERY = 5, 10, 2, 3
@@ -66,7 +66,9 @@ class Case:
 
     @property
     def limit_s(self) -> float:
-        return HUNG_S if self.kind in ("stop", "slow", "cut") else ENDED_S
+        if self.kind not in ("stop", "slow", "cut"):
+            return ENDED_S
+        return HUNG_S + (START_TIMEOUT_S if self.moment in NOT_YET else 0)
 
     @property
     def fault(self) -> dict:
@@ -88,8 +90,10 @@ class Case:
 
 
 def _hang(case: Case) -> str:
-    waits = r"rank \d+ (waits|is) (at|in) #?\w+"
-    return rf"no rank has moved for \d+ s.*rank {case.rank}\b.*{waits}" if case.moment not in NOT_YET else r"rank \d+"
+    if case.moment in NOT_YET:
+        return rf"for \d+ s.*\brank {case.rank}\b"
+    others = r"ranks? \d[\d, and]* (each )?(waits|is) (at #\d+ \w+|for|in|at|\w+)"
+    return rf"no rank has moved for \d+ s .*At fault: rank {case.rank} \(pid \d+.*; .*{others}"
 
 
 _MESSAGES = {
@@ -97,7 +101,7 @@ _MESSAGES = {
     "memory": lambda case: rf"rank {case.rank} was ended by signal SIGKILL.*memory",
     "stop": _hang,
     "slow": _hang,
-    "cut": lambda case: r"no rank has moved for \d+ s.*rank \d+\b",
+    "cut": lambda case: r"(no rank has moved|hasn't answered|hasn't joined).* for \d+ s.*rank \d+\b",
     "raise": lambda case: (rf"rank {case.rank}\b.*" if case.rank else "") + "a bug that the bench has put here",
     "disk": lambda case: r"(No space left on device|File too large|Disk full)",
     "diverge": lambda case: r"disagree",

@@ -146,11 +146,11 @@ def _loading(armed: Armed) -> None:
 
 def _planning(armed: Armed) -> None:
     """A plan is made, on the same thread; or the rank takes another one than the others."""
-    from hsap.train import planning
-    from hsap.train.compiling import PlanningSetup
+    from hsap.planning import exchange
+    from hsap.planning.compiling import PlanningSetup
 
     if armed.fault.kind == "diverge":
-        _after(planning, "opened", lambda both: (_other_plan(both[0]), both[1]) if armed.come() else both)
+        _after(exchange, "opened", lambda both: (_other_plan(both[0]), both[1]) if armed.come() else both)
     else:
         _before(PlanningSetup, "plan", lambda *_: armed.come())
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from hsap.train.checkpoints.folder import damage, read_state
-from tests.bench.faults.cases import EVAL_EVERY, NOT_YET, NUM_STEPS, SAVE_EVERY, STEP, TIMEOUT_S, Case
+from tests.bench.faults.cases import EVAL_EVERY, NOT_YET, NUM_STEPS, SAVE_EVERY, START_TIMEOUT_S, STEP, TIMEOUT_S, Case
 from tests.bench.faults.forked import Forked
 from tests.bench.faults.inject import GO_ON, REACHED, Fault
 from tests.bench.namespaces import PORT, Nodes
@@ -89,7 +89,8 @@ def settings(folder: Path, out: Path, *more: str) -> list[str]:
         "engine.device": "cpu",
         "optim.warmup_steps": 2,
         "out": out,
-        **({"guard.timeout_s": TIMEOUT_S} if 0 else {}),
+        "guard.timeout_s": TIMEOUT_S,
+        "guard.start_timeout_s": START_TIMEOUT_S,
         **{f"model.{key}": value for key, value in _MODEL.items()},
     }
     return [*(f"{key}={value}" for key, value in values.items()), *more]
