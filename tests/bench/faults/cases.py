@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 TIMEOUT_S, START_TIMEOUT_S = 8.0, 30.0
@@ -55,9 +56,9 @@ class Case:
     settings: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        more = " ".join(self.settings)
-        return f"{self.kind}-{self.moment}" + (f" {more}" if more else "")
+    def folder(self) -> str:
+        """A name for its folder."""
+        return re.sub(r"\W+", "-", "-".join([self.kind, self.moment, *self.settings]))
 
     @property
     def where(self) -> str:
@@ -96,9 +97,15 @@ def _hang(case: Case) -> str:
     return rf"no rank has moved for \d+ s .*At fault: rank {case.rank} \(pid \d+.*; .*{others}"
 
 
+def _ended(case: Case) -> str:
+    """By who started the ranks, or by another rank, and where it was."""
+    where = "" if case.moment in NOT_YET else r".*(was|seen) (at|in|writing|waiting|between|comparing|summing)\b"
+    return rf"rank {case.rank} (was ended by signal SIGKILL|\(pid \d+.*has ended without a word){where}"
+
+
 _MESSAGES = {
-    "kill": lambda case: rf"rank {case.rank} was ended by signal SIGKILL",
-    "memory": lambda case: rf"rank {case.rank} was ended by signal SIGKILL.*memory",
+    "kill": lambda case: _ended(case),
+    "memory": lambda case: _ended(case) + ".*memory",
     "stop": _hang,
     "slow": _hang,
     "cut": lambda case: r"(no rank has moved|hasn't answered|hasn't joined).* for \d+ s.*rank \d+\b",

@@ -112,7 +112,7 @@ class Bench:
 
     def try_(self, case: Case) -> Verdict:
         """Make the fault and judge what comes of it."""
-        home = self.folder / re.sub(r"\W+", "-", case.name)
+        home = self.folder / case.folder
         for name in ("shm", "tmp", "disk"):
             (home / name).mkdir(parents=True)
         with _disk(home / "disk", case.kind == "disk") as disk:
@@ -121,14 +121,14 @@ class Bench:
                 self._begun(out)
             told, seconds, codes, wrong = self._run(case, home, out)
             left = leftovers(home, case, out)
-            said, problems = _said(case, told, codes)
+            message, problems = said(case, told, codes)
             wrong += problems + [f"left behind: {what}" for what in left]
             for path in disk.glob("ballast"):
                 path.unlink()
             resumed_from, problems = self._resumed(case, out)
             wrong += problems
         (home / "verdict").write_text("\n".join(wrong) or "passed")
-        return Verdict(case, seconds, said, resumed_from, tuple(left), tuple(wrong))
+        return Verdict(case, seconds, message, resumed_from, tuple(left), tuple(wrong))
 
     def _begun(self, out: Path) -> None:
         """A run that has got as far as the newest checkpoint before the faults."""
@@ -303,7 +303,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def _said(case: Case, told: str, codes: list[int]) -> tuple[str, list[str]]:
+def said(case: Case, told: str, codes: list[int]) -> tuple[str, list[str]]:
     """The message, and what is wrong with it and with the exit codes."""
     whole = re.split(r"(?<![\w/])(?=train\.py: )", told)[1:]
     messages = [text.split("\n", 1)[0] for text in whole]
