@@ -94,9 +94,10 @@ def join(config: TrainConfig) -> Mesh:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Its shared-memory communicator is compiled at first use (most of a minute) and gloo does without it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
-    )
+    # Behind the watch, which tells more (hsap.train.hang): this limit is for what it doesn't see.
+    limits = (config.guard.timeout_s, config.guard.start_timeout_s)
+    timeout = timedelta(days=30) if None in limits else max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits)))
+    deepspeed.init_distributed(config.engine.backend, timeout=timeout, verbose=False, dist_init_required=True)
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 

@@ -105,8 +105,9 @@ def _train(
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())
+    patience_s = config.guard.start_timeout_s
     try:
-        with _agreed(config.out, rank, config.world_size) as (out, goes_on):
+        with _agreed(config.out, rank, config.world_size, patience_s) as (out, goes_on):
             from hsap.train.run import run
 
             found = {"topology": config.topology, "out": out}
@@ -188,7 +189,7 @@ def _out(values: Mapping[str, object], world_size: int) -> str:
 
 
 @contextmanager
-def _agreed(out: str, rank: int, world_size: int) -> Iterator[tuple[str, bool]]:
+def _agreed(out: str, rank: int, world_size: int, patience_s: float | None) -> Iterator[tuple[str, bool]]:
     """Give all ranks rank 0's directory, and whether they go on with what an earlier attempt of this job left there.
 
     Ranks that a launcher started may read the clock in different seconds. Uses the launcher's own store; torch shares
@@ -201,9 +202,9 @@ def _agreed(out: str, rank: int, world_size: int) -> Iterator[tuple[str, bool]]:
     goes_on = restarted and restarts.go_on(out)
     store = None
     if world_size > 1:
-        import torch.distributed as dist
+        from hsap.train.hang.beats import meet
 
-        store, _, _ = next(iter(dist.rendezvous("env://", rank, world_size)))
+        store = meet(rank, world_size, patience_s)
         if rank == 0:
             store.set("hsap/out", json.dumps([out, restarted, goes_on]))
         out, restarted, goes_on = json.loads(store.get("hsap/out"))

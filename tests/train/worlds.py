@@ -10,7 +10,6 @@ import os
 import random
 import socket
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +78,7 @@ class World:
 
 
 def _rank(rank: int, num_ranks: int, port: int, arguments: list[str], told: str) -> None:
+    from hsap.train.launch import fail
     from tests.train.forked import configure, run
 
     handle = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -91,7 +91,5 @@ def _rank(rank: int, num_ranks: int, port: int, arguments: list[str], told: str)
         config = configure(arguments, num_ranks)
         Path(config.out).mkdir(parents=True, exist_ok=True)
         run(config)
-    except Exception:
-        os.write(2, traceback.format_exc().encode())
-        # Without tidying up, as a failed rank ends: others may wait for it.
-        os._exit(1)
+    except Exception as error:
+        fail(error, rank, 0.0)

@@ -89,7 +89,7 @@ def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
         bare = all(name.removeprefix("rank ").isdigit() for name in names)
         if bare and len(names) > 1:
             numbers = [name.removeprefix("rank ") for name in names]
-            lines.append(f"ranks {', '.join(numbers[:-1])} and {numbers[-1]} each {text}")
+            lines.append(f"each of ranks {', '.join(numbers[:-1])} and {numbers[-1]} {text}")
         else:
             lines.append(f"{' and '.join(names)} {text}")
     more = len(lines) - _SHOWN
