@@ -238,7 +238,7 @@ def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
         time.sleep(_PRECEDENCE_S if rank else 0)
         if not watch.claim(text):
             os._exit(1)
-    tell(text, rank, final=message)
+    tell(text, rank, final=message, amid=watch is not None)
     os._exit(1)
 
 

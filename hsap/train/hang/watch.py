@@ -232,11 +232,11 @@ class Watch:
         stands = self.beats.claim(said, _CLAIM_S)
         if stands is not None:
             if stands["by"] == self.rank:
-                tell(text, self.rank)
+                tell(text, self.rank, amid=True)
             self._leave(stands)
         # Without the store the ranks of one machine can still agree who speaks.
         if (address := _first_here(self.beats.people[0])) is not None:
-            tell(text, self.rank)
+            tell(text, self.rank, amid=True)
             time.sleep(_CLAIM_S)
             address.close()
         self._leave(said)
