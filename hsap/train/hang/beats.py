@@ -49,7 +49,8 @@ class Beats:
         patience_s: float | None,
     ) -> None:
         self.rank, self.num_ranks, self.beat_s = rank, num_ranks, beat_s
-        self._connect, self._store = connect, connect()
+        # One for the beats, one for what is said in the end, when the first may be stuck.
+        self._store, self._last = connect(), connect()
         self._store.set(f"{_PREFIX}/person/{rank}", json.dumps(person.to_json()))
         keys = [f"{_PREFIX}/person/{r}" for r in range(num_ranks)]
         try:
@@ -85,7 +86,7 @@ class Beats:
 
         def ask() -> None:
             with suppress(RuntimeError, ValueError):  # where the store is gone, that there is no answer says it
-                answer.append(json.loads(self._connect().compare_set(_VERDICT, "", json.dumps(said))))
+                answer.append(json.loads(self._last.compare_set(_VERDICT, "", json.dumps(said))))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()

@@ -19,6 +19,7 @@ class Fault(Enum):
     SILENT = "see to the process and its host"
     WORKS = "its stacks are in OUT/hang-rankR.txt"
     BEHIND = "stacks of these ranks are in OUT/hang-rankR.txt"
+    STORE = "see to that process, its host and the network between"
     CIRCLE = "see to the network between the hosts of these ranks"
 
 

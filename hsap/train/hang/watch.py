@@ -25,7 +25,7 @@ from hsap.train import flags
 from hsap.train.guard.settings import GuardConfig
 from hsap.train.hang import telling
 from hsap.train.hang.beats import Beats, meet
-from hsap.train.hang.processes import Person
+from hsap.train.hang.processes import Person, born
 from hsap.train.hang.shared import mine, open_at
 from hsap.train.hang.sight import Sight
 from hsap.train.told import is_echo, tell
@@ -227,7 +227,10 @@ class Watch:
     def _speak(self, sights: list[Sight], what: str) -> None:
         """Say why all end, unless another rank has said it; ends this process in either case."""
         found = telling.blame(sights, max(5 * self.beat_s, 2.0))
-        text = f"{what}. {self._lost_store()}At fault: {telling.stands(sights, found)}. {self._advice(found)}"
+        stands, lost = telling.stands(sights, found), self._lost_store()
+        if lost and found.fault in (telling.Fault.BEHIND, telling.Fault.CIRCLE, telling.Fault.WORKS):
+            found = telling.Blame(telling.Fault.STORE, ())
+        text = f"{what}. At fault: {'; '.join(filter(None, (lost, stands)))}. {self._advice(found)}"
         said = {"by": self.rank, "text": text, "ranks": found.ranks, "silent": found.fault == telling.Fault.SILENT}
         stands = self.beats.claim(said, _CLAIM_S)
         if stands is not None:
@@ -246,9 +249,13 @@ class Watch:
         if silent_s < max(10 * self.beat_s, 2.0):
             return ""
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        parent = Person("", "", os.getppid(), born(os.getppid()), "", 0)
+        holder = "the launcher's agent" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        if parent.state() in ("T", "t") and holder != "rank 0":
+            holder += f", pid {parent.pid}, which is stopped"
         return (
-            f"The job's store at {where} hasn't answered for {silent_s:.0f} s either: the process that holds it (rank "
-            "0's, or the launcher's agent) is stopped or gone, or the network to it is lost. "
+            f"the job's store at {where} hasn't answered for {silent_s:.0f} s: the process that holds it ({holder}) is "
+            "stopped or gone, or the network to it is lost"
         )
 
     def _advice(self, found: telling.Blame) -> str:
