@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _CHUNK = 1 << 22
 
@@ -19,7 +20,7 @@ class Written:
     sha256: str
 
 
-def write(path: Path, chunks: Iterable) -> Written:
+def write(path: Path, chunks: Iterable[Any]) -> Written:
     """Write bytes, or contiguous arrays' bytes, one chunk after the other; OSError, which names the file."""
     try:
         with open(path, "wb") as file:
@@ -50,7 +51,7 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def measure(chunks: Iterable) -> Written:
+def measure(chunks: Iterable[Any]) -> Written:
     """Say what `write` would give, without a file."""
     digest, size = hashlib.sha256(), 0
     for chunk in chunks:

@@ -96,14 +96,14 @@ def unknown(prefix: str, key: str, known: set[str]) -> ValueError:
     return ValueError(f"{prefix}{key}: no such key; known ones are {', '.join(sorted(known))}.{hint}")
 
 
-def _check(described: Field, prefix: str, value: object) -> None:
+def _check(described: Field[Any], prefix: str, value: object) -> None:
     if not described.metadata["check"](value):
         # YAML takes 1e-5 for a word.
         hint = " In YAML write 1.0e-5, not 1e-5." if isinstance(value, str) and "float" in described.type else ""
         raise ValueError(f"{prefix}{described.name}={value}: expected {described.metadata['allowed']}.{hint}")
 
 
-def _converted(described: Field, value: Any) -> Any:
+def _converted(described: Field[Any], value: Any) -> Any:
     """Whole numbers are welcome where a float is meant (lr=1), and YAML knows no tuples."""
     if described.type.startswith("float") and value is not None:
         return float(value)

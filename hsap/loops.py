@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numba
 from numba.core import event
@@ -28,7 +29,7 @@ _CAN_LEAVE_UNCOUNTED = hasattr(CPUTargetOptions, "_nrt")
 """The option is numba's own affair, and may be gone in another version."""
 
 
-def loop(function: Callable | None = None, /, *, allocates: bool = True, **options) -> Callable:
+def loop(function: Callable[..., Any] | None = None, /, *, allocates: bool = True, **options) -> Callable[..., Any]:
     """Decorate a hot loop of a room of the package: compiled at its first call, once for each state of the sources.
 
     allocates: False promises that it makes no arrays, so that those it is given needn't be counted as used, which takes
@@ -53,7 +54,7 @@ def loop(function: Callable | None = None, /, *, allocates: bool = True, **optio
             numba.config.CACHE_DIR = before
 
 
-def inner(function: Callable | None = None, /, **options) -> Callable:
+def inner(function: Callable[..., Any] | None = None, /, **options) -> Callable[..., Any]:
     """Decorate what only other loops call: without an entry from Python it compiles in two thirds of the time.
 
     options: of `loop`.
@@ -61,7 +62,7 @@ def inner(function: Callable | None = None, /, **options) -> Callable:
     return loop(function, no_cpython_wrapper=True, **options)
 
 
-def _room(function: Callable) -> Path:
+def _room(function: Callable[..., Any]) -> Path:
     """Folder of the package in which a function is, however deep."""
     file = Path(function.__code__.co_filename).resolve()
     if _PACKAGE not in file.parents[1:]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import resource
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class _Links:
     def _messages(self, num_bytes: int, peers: list[int]) -> list[tuple[int, torch.Tensor]]:
         return [(peer, torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)) for peer in peers]
 
-    def _go(self, sends: list, receives: list) -> None:
+    def _go(self, sends: list[Any], receives: list[Any]) -> None:
         # Every round is number 0: two ranks' messages match in order, whatever they have done with others before.
         self.transport.launch(0, sends, receives)
         self.transport.wait(0)

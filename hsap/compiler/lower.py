@@ -13,6 +13,7 @@ and what is one kernel has been said before (`hsap.compiler.lay`); here it gets 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -173,7 +174,7 @@ class _Ends:
 class _Places:
     """Buffers of each role in every place (see `Trays.find`): the ranks' homes and the trays that have the role."""
 
-    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict, direction: str) -> None:
+    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict[str, Any], direction: str) -> None:
         self.trays, self.num_ranks = trays, trays.num_ranks
         self.buffers = np.full((len(trays.stage), trays.num_ranks + len(trays.rank)), NONE)
         for role, home in homes.items():

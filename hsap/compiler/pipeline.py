@@ -36,7 +36,9 @@ Watch = Callable[[str, float, Any], None]
 """Is told of every pass that has run: its function's name, its CPU seconds, and what it made."""
 
 
-def build(problem: Problem, strategy: Strategy, planner: str, options: dict, watch: Watch | None = None) -> Plan:
+def build(
+    problem: Problem, strategy: Strategy, planner: str, options: dict[str, Any], watch: Watch | None = None
+) -> Plan:
     """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows.
 
     watch: is told of place_rows, and of the passes of each mask and direction in turn.
@@ -65,11 +67,11 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict, wat
     return plan
 
 
-def _plainly(function: Callable, *arguments) -> Any:
+def _plainly(function: Callable[..., Any], *arguments) -> Any:
     return function(*arguments)
 
 
-def watched(watch: Watch, function: Callable, *arguments) -> Any:
+def watched(watch: Watch, function: Callable[..., Any], *arguments) -> Any:
     """Call a pass, or what comes before or after all of them, and tell the watch."""
     # CPU time: a pass is one thread, and what else the machine does counts less.
     start = time.process_time()
@@ -79,7 +81,13 @@ def watched(watch: Watch, function: Callable, *arguments) -> Any:
 
 
 def _compile(
-    run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
+    run: Callable[..., Any],
+    problem: Problem,
+    strategy: Strategy,
+    schedule: Schedule,
+    direction: str,
+    table: SpanTable,
+    rows,
 ) -> tuple[Programs, Wide, SpanTable]:
     """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small.
 
@@ -104,7 +112,7 @@ def _compile(
 
 
 def routes(
-    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, run: Callable = _plainly
+    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, run: Callable[..., Any] = _plainly
 ) -> Iterator[Wide]:
     """Give what travels when for one mask and direction: as the strategy wants it, then with ever less under way.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from hsap.data.document import NO_TARGET, Document
 from hsap.data.rejected import Rejected
 
-ChatOf = Callable[[Mapping[str, object], str], tuple]
+ChatOf = Callable[[Mapping[str, object], str], tuple[Any, ...]]
 """Reads a row (values by field, its place for messages) as chats: none, one, or as many as a tree of messages has.
 
 A chat's `unread` names fields of the row that it isn't read from. `Rejected` leaves that row alone out: a conversation

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hsap.data import sources
 from hsap.data.chat import markers, rows
@@ -53,7 +54,7 @@ def open_template(data: DataConfig, tokenizer: Tokenizer) -> Template | None:
     return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
 
 
-def marker_notice(data: DataConfig, tokenizer: Tokenizer, recipe: Mapping) -> str:
+def marker_notice(data: DataConfig, tokenizer: Tokenizer, recipe: Mapping[str, Any]) -> str:
     """Say which markers of the chats' template the tokenizer reads as words; empty where it knows them all.
 
     recipe: how documents became tokens, of prepared data, whose template need not be named again. Empty as well where

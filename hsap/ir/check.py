@@ -101,7 +101,7 @@ def instance(name: str, value: Any, kind: type, example: str) -> Any:
     return value
 
 
-def fields(name: str, value: Any, names: Iterable[str]) -> dict:
+def fields(name: str, value: Any, names: Iterable[str]) -> dict[str, Any]:
     """Give an object of JSON that has these fields and no others; ValueError."""
     if set(instance(name, value, dict, "an object")) != set(names):
         raise Refused(f"{name} has the fields {shown(sorted(value))}; it must have {', '.join(names)}")

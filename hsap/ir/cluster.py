@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +158,7 @@ class Cluster:
         cards = self.num_nics or self.ranks_per_node
         return node * cards + place * cards // self.ranks_per_node
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Give the fields as JSON values: the first ones always, the others where they aren't the default."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         kept = {

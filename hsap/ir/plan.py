@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Plan:
 
     problem: Problem
     planner: str
-    options: dict
+    options: dict[str, Any]
     shards: Shards
     spans: np.ndarray
     column_rows: np.ndarray
@@ -48,7 +49,7 @@ class Plan:
     chart: tuple[tuple[np.ndarray, np.ndarray], ...]
     own_topology: Topology | None = None
     choice: dict[str, float | str] | None = None
-    _hash: list = field(default_factory=list, init=False, repr=False)
+    _hash: list[Any] = field(default_factory=list, init=False, repr=False)
 
     @property
     def precision(self) -> Precision:
@@ -148,7 +149,7 @@ def choice_from_json(data: object) -> dict[str, float | str] | None:
     return data
 
 
-def _header(plan: Plan) -> dict:
+def _header(plan: Plan) -> dict[str, Any]:
     header = {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
     return header if plan.own_topology is None else header | {"topology": str(plan.own_topology)}
 
@@ -167,7 +168,7 @@ def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
     return out
 
 
-def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
+def _assemble(header: dict[str, Any], columns: dict[str, np.ndarray]) -> Plan:
     problem = problem_from_json(header["problem"])
     programs, charts, slices = [], [], []
     for m in range(len(problem.masks)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
     return int(min(problem.arena_multiple * q_bytes, MAX_ARENA))
 
 
-def problem_to_json(problem: Problem) -> dict:
+def problem_to_json(problem: Problem) -> dict[str, Any]:
     """Give a problem as JSON values."""
     return {
         "lengths": list(problem.layout.lengths),
@@ -140,7 +141,7 @@ def problem_to_json(problem: Problem) -> dict:
     }
 
 
-def problem_from_json(data: dict) -> Problem:
+def problem_from_json(data: dict[str, Any]) -> Problem:
     """Read what `problem_to_json` gives."""
     return Problem(
         Layout(data["lengths"], data["sequences"]),

@@ -37,7 +37,7 @@ _CREATED = {"$send-op": Op.SEND, "$recv-op": Op.RECV}
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern:
+def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern.replace("N", "(-?[0-9]{1,19})"))
 
 
@@ -56,7 +56,7 @@ class Words:
         """The next word, empty at the end of the line."""
         return self.words[self.at]
 
-    def take(self, pattern: str, expected: str) -> re.Match:
+    def take(self, pattern: str, expected: str) -> re.Match[str]:
         """Take the next word, which must match as a whole."""
         match = _compiled(pattern).fullmatch(self.peek())
         if not match:

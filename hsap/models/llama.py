@@ -9,6 +9,7 @@ rows, so ranks issue the same collectives.
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,12 +82,12 @@ class SelfAttention(nn.Module):
         return self.o_proj(o_THD.reshape(o_THD.shape[0], self.config.q_dim))
 
 
-def _once(part: Callable, *inputs):
+def _once(part: Callable[..., Any], *inputs):
     """Call a part of a layer, and let autograd keep what it wants."""
     return part(*inputs)
 
 
-def _twice(part: Callable, *inputs):
+def _twice(part: Callable[..., Any], *inputs):
     """Call a part of a layer, keep its inputs alone, and call it again in backward."""
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
 
@@ -133,7 +134,7 @@ class Layer(nn.Module):
                 )
             return _twice(self._whole, hidden_TC, rope, _Remembering(attention, shelf))
 
-    def _whole(self, hidden_TC: Tensor, rope: Rope, attention: Attention, run: Callable = _once) -> Tensor:
+    def _whole(self, hidden_TC: Tensor, rope: Rope, attention: Attention, run: Callable[..., Any] = _once) -> Tensor:
         """The three parts; run: calls the outer two."""
         q_THD, k_THD, v_THD = run(self._before_attention, hidden_TC, rope)
         o_THD = attention(q_THD, k_THD, v_THD, self.layer_index)

@@ -1,5 +1,7 @@
 """Feed-forward: gated, and over chunks of rows where what is as wide as it would be too much for all rows at once."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,7 +70,9 @@ class _ChunkedSwiGLU(torch.autograd.Function):
         return dx_TC, *gradients, None
 
 
-def _add_chunk(x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple, gradients: tuple) -> None:
+def _add_chunk(
+    x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple[Any, ...], gradients: tuple[Any, ...]
+) -> None:
     """Put the gradient of a chunk's rows into dx and add those of the weights."""
     gate_FC, up_FC, down_CF = weights
     gate_NF, up_NF, dact_NF = x_NC @ gate_FC.t(), x_NC @ up_FC.t(), do_NC @ down_CF

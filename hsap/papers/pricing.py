@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def priced_with_relay(
     cluster: Cluster,
     planner: str,
     mask: str,
-    options: dict,
+    options: dict[str, Any],
 ) -> tuple[Timeline, Timeline]:
     """The same without and with relayed rows: (as the planner has it, relayed), from one choice of the planner's."""
     problem = Problem(Layout.from_lengths(lengths), heads, topology, ((mask, 1),), cluster)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -136,7 +137,7 @@ def _megatron(length: int, stages: int, cluster: Cluster) -> Iterator[Way]:
         yield Way(f"dp {dp}, {stages} stages{AGAIN * again}", turn * (turns + stages - 1) + once, needs)
 
 
-def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict, str]:
+def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict[str, Any], str]:
     """The fastest way that fits, or how much the smallest one lacks."""
     fitting = [way for way in ways if way.needs_bytes <= capacity]
     if not fitting:
@@ -151,7 +152,7 @@ def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict, str]:
     return figure, f"{tflops:.0f} ({way.shape})"
 
 
-def _findings(figures: list[dict]) -> tuple[str, ...]:
+def _findings(figures: list[dict[str, Any]]) -> tuple[str, ...]:
     methods = (MEGATRON, RING, ULYSSES, HSAP)
     longest = {m: max((f["seq_len"] for f in figures if f[m]["tflops"]), default=0) for m in methods}
     lengths = ", ".join(f"{m} {longest[m] >> 10}K" for m in sorted(methods, key=longest.__getitem__))

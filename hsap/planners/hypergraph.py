@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,9 @@ class Hypergraph:
         return Hypergraph.of(self.loads(cluster, num_clusters), self.num_bytes, edge, vertex)
 
 
-def cells_hypergraph(tokens: np.ndarray, cells: list, group_work: np.ndarray, group_bytes: np.ndarray) -> Hypergraph:
+def cells_hypergraph(
+    tokens: np.ndarray, cells: list[Any], group_work: np.ndarray, group_bytes: np.ndarray
+) -> Hypergraph:
     """Build DCP's hypergraph: token blocks first, then the computation blocks of every mask.
 
     tokens: int64 [num_token_blocks]. cells: (q block, kv block, visible pairs, layers) of each mask. group_work: query

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Trace:
         """Seconds that each rank is done before the last one: float64 [num_ranks]."""
         return self.spent_s[:, 3:].sum(axis=1)
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Figures as JSON values; seconds of one layer."""
         return {
             "predicted_s": self.makespan_s,
@@ -97,7 +98,7 @@ class Timeline:
     def _mean(self, values) -> float:
         return float(np.average(values, weights=[layers for _, layers in self.plan.problem.masks]))
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Figures as JSON values.
 
         With several masks seconds and bytes are means weighted by layers, the peak the largest, and `per_mask` has each

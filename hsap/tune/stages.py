@@ -15,6 +15,7 @@ who meets whom on a card, when a core is free, and all-to-alls whose ranks are n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def _columns(problem: Problem) -> list[tuple[HeadRun, list[int]]]:
     """The columns that differ, as (share of heads, intra indices that have as many and lie on the same nodes)."""
     intra = problem.topology.intra_sp
     nodes = problem.node_of.reshape(-1, intra)
-    found: dict[tuple, tuple[HeadRun, list[int]]] = {}
+    found: dict[tuple[Any, ...], tuple[HeadRun, list[int]]] = {}
     for j, share in enumerate(problem.heads.shares(intra)):
         found.setdefault((share.q_count, share.kv_count, nodes[:, j].tobytes()), (share, []))[1].append(j)
     return list(found.values())

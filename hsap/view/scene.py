@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Scene:
             note += f"; the step waited {run.plan_wait_s * 1e3:.4g} ms for its plan"
         return cls(run.plan, run.courses, "measured", note)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Values for the page; lengths are tokens, times ticks of `tick_s`, sizes bytes."""
         plan, problem = self.plan, self.plan.problem
         columns = Columns()
@@ -82,7 +83,7 @@ class Scene:
             **columns.packed(),
         }
 
-    def _figures(self) -> dict:
+    def _figures(self) -> dict[str, Any]:
         """Key figures; times are of this scene's clock, means over layers as in a plan's summary."""
         found = summary(self.plan)
         layers = [count for _, count in self.plan.problem.masks]
@@ -94,7 +95,7 @@ class Scene:
             out[direction] = {name: found[direction][name] for name in names} | {"seconds": seconds}
         return out
 
-    def _mask(self, mask: int, columns: Columns) -> dict:
+    def _mask(self, mask: int, columns: Columns) -> dict[str, Any]:
         plan = self.plan
         table = plan.slices[mask]
         shards = plan.shards
@@ -117,7 +118,7 @@ class Scene:
         return {"name": ", ".join(words), "layers": layers, "directions": directions}
 
 
-def _course(plan: Plan, course: Course, name: str, columns: Columns) -> dict:
+def _course(plan: Plan, course: Course, name: str, columns: Columns) -> dict[str, Any]:
     """Columns of one program's instructions, buffers and links."""
     programs = course.programs
     for field in ("offsets", "stage"):
@@ -204,7 +205,7 @@ def _buffers(columns: Columns, name: str, programs) -> None:
         columns.add(f"{name}.held.rows{side}", buffers.rows[:, side])
 
 
-def vocabulary() -> dict:
+def vocabulary() -> dict[str, Any]:
     """Names behind the numbers in columns, the same for every scene."""
     return {
         "ops": [op.name.lower() for op in Op],

@@ -50,7 +50,9 @@ class Renderer:
             ) from error
         self.has_tags = any(isinstance(n.call.node, nodes.ExtensionAttribute) for n in tree.find_all(nodes.CallBlock))
 
-    def __call__(self, messages: Sequence[Mapping], tools: Sequence[Mapping], prompt: bool, marked: bool) -> str:
+    def __call__(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool, marked: bool
+    ) -> str:
         """Give the text of messages. prompt: with what makes the model begin. marked: with marks of generation tags.
 
         `Refusal`: why the template doesn't render them.

@@ -16,6 +16,7 @@ import itertools
 import json
 from bisect import bisect_left
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -180,7 +181,7 @@ def _special(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _config(path: Path) -> dict:
+def _config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

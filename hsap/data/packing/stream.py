@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -172,7 +173,7 @@ def _checked(
     return lengths, uncut
 
 
-def _to_json(place: Place) -> list:
+def _to_json(place: Place) -> list[Any]:
     return [*place[:-1], [list(one) for one in place.before]]
 
 

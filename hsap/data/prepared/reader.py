@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
     )
 
 
-class _Ids(Sequence):
+class _Ids(Sequence[Any]):
     """Ids of documents, decoded one by one when they are asked for."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], borders: list[int]) -> None:

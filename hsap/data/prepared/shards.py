@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def clear(folder: Path) -> None:
     files.sync(folder)
 
 
-def _json(values: dict) -> bytes:
+def _json(values: dict[str, Any]) -> bytes:
     return json.dumps(values, indent=1).encode()
 
 

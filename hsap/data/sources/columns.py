@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hsap.data.fields import Row
 from hsap.data.sources.source import Reading, Tally, Turns
@@ -52,7 +53,7 @@ def read_arrow(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Iter
             number += len(batch)
 
 
-def _batches(arrow, mapped, file: Path) -> Iterator:
+def _batches(arrow, mapped, file: Path) -> Iterator[Any]:
     head = mapped.read(6)
     mapped.seek(0)
     if head == b"ARROW1":
@@ -122,7 +123,7 @@ def _names(values: object, told_by: Path) -> list[str]:
     return values
 
 
-def _json(file: Path) -> dict:
+def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hsap.data.fields import Row
 from hsap.data.json_decoder import TWICE, JsonDecoder
@@ -72,7 +73,7 @@ def _decoded(line: bytes, where: str) -> str:
         ) from error
 
 
-def _object(text: str, where: str, decoder: JsonDecoder) -> dict:
+def _object(text: str, where: str, decoder: JsonDecoder) -> dict[str, Any]:
     try:
         value = decoder.decode(text)
     except (ValueError, RecursionError) as error:
@@ -80,7 +81,7 @@ def _object(text: str, where: str, decoder: JsonDecoder) -> dict:
     return _of_object(value, where, "line")
 
 
-def _of_object(value: object, where: str, what: str) -> dict:
+def _of_object(value: object, where: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(
             f"{where}: the {what} is a JSON {type(value).__name__}, not an object; write one object for each {what}"

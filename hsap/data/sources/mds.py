@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -138,9 +139,9 @@ def _samples(shard: _Shard, indices: range, reading: Reading, tally: Tally, name
             yield Row(values, where, f"{name}:{index}")
 
 
-def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable]:
+def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable[..., Any]]:
     """Give a decoder for each wanted column; other kinds are passed over if there are some that can be read."""
-    decoders: dict[str, Callable] = {}
+    decoders: dict[str, Callable[..., Any]] = {}
     wanted = reading.fields.wanted(list(shard.names))
     for name, encoding in zip(shard.names, shard.encodings):
         if name in wanted:
@@ -162,7 +163,9 @@ def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable]:
     return decoders
 
 
-def _decode(sample: np.ndarray, shard: _Shard, decoders: dict[str, Callable], where: str) -> dict[str, object]:
+def _decode(
+    sample: np.ndarray, shard: _Shard, decoders: dict[str, Callable[..., Any]], where: str
+) -> dict[str, object]:
     at = 4 * sum(1 for size in shard.sizes if not size)
     if at > len(sample):
         raise ValueError(f"{where}: too short for the sizes of its columns; copy the shard again")
@@ -232,7 +235,7 @@ def _array_decoder(details: str, path: Path) -> Callable[[bytes], np.ndarray]:
     return decode
 
 
-_DECODERS: dict[str, Callable] = {
+_DECODERS: dict[str, Callable[..., Any]] = {
     "str": lambda data: data.decode("utf-8"),
     "json": _json,
     "int": _number("int64"),
