@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _CHUNK = 1 << 22
 
@@ -71,7 +71,7 @@ def short(digest: str) -> str:
     return f"sha256 {digest[:12]}"
 
 
-def _each(chunks, file):
+def _each(chunks: Iterable[Any], file: IO[bytes]) -> Iterator[Any]:
     for chunk in chunks:
         file.write(chunk)
         yield chunk

@@ -80,15 +80,15 @@ def expand(problem: Problem, draft: Draft, column_rows, rank_rows, direction: st
     held = draft.buffers.take(by_rank, axis=1)
     new_index = np.empty_like(by_rank)
     new_index[by_rank] = np.arange(len(by_rank))
-    columns = np.arange(num_columns + 1)
-    of_column = (np.searchsorted(held[_HELD_RANK], columns), np.searchsorted(draft.code[_RANK], columns))
+    numbers = np.arange(num_columns + 1)
+    of_column = (np.searchsorted(held[_HELD_RANK], numbers), np.searchsorted(draft.code[_RANK], numbers))
     offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
     heads = _head_table(problem.heads, intra, draft.runs)
     starts = row_starts(draft.table.spans)
     buffers = _buffers(problem, held, of_column[0], offsets, (starts, column_rows, rank_rows), heads, direction)
     columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
                             column_rows, heads)  # fmt: skip
-    programs = Programs(code_offsets, *columns, draft.index, buffers)
+    programs = Programs(code_offsets, *columns, index=draft.index, buffers=buffers)
     if intra > 1:
         _size_scratch(problem, starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]], programs)
     return programs
@@ -150,7 +150,7 @@ def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffe
     all_heads = np.array(problem.heads.all_heads, np.int64)
     columns = _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads,
                             direction == "backward", starts, unit, _IS_KV)  # fmt: skip
-    return Buffers(offsets, *columns, np.full(offsets[-1], NONE))
+    return Buffers(offsets, *columns, offset=np.full(offsets[-1], NONE))
 
 
 @loop

@@ -13,7 +13,6 @@ and what is one kernel has been said before (`hsap.compiler.lay`); here it gets 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -165,7 +164,7 @@ class _Ends:
         else:
             self.code.emit(Op.COPY, self.ranks, stage, FOLD, place=round, role=role, buf=(column, result))
 
-    def _all_to_all(self, role: Role, source, target, stage: int, round: int) -> None:
+    def _all_to_all(self, role: Role, source: np.ndarray, target: np.ndarray, stage: int, round: int) -> None:
         scratch = self.buffers.add(Role.NONE, Space.ARENA, 0, self.ranks, NO_ROWS, ALL)
         self.code.emit(Op.ALL_TO_ALL, self.ranks, stage, FOLD, place=round, role=role, round=round,
                        buf=(source, target, scratch))  # fmt: skip
@@ -174,7 +173,7 @@ class _Ends:
 class _Places:
     """Buffers of each role in every place (see `Trays.find`): the ranks' homes and the trays that have the role."""
 
-    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict[str, Any], direction: str) -> None:
+    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict[Role, np.ndarray], direction: str) -> None:
         self.trays, self.num_ranks = trays, trays.num_ranks
         self.buffers = np.full((len(trays.stage), trays.num_ranks + len(trays.rank)), NONE)
         for role, home in homes.items():

@@ -60,8 +60,8 @@ def without_overlap(
     """
     arriving, leaving = transfers
     apart = (2 * arriving.until + 1, 2 * leaving.stage - 1)
-    alone = tuple(replace(table, stage=stage, until=stage) for table, stage in zip(transfers, apart))
-    return replace(schedule, stage=2 * schedule.stage), alone
+    inputs, results = (replace(table, stage=stage, until=stage) for table, stage in zip(transfers, apart))
+    return replace(schedule, stage=2 * schedule.stage), (inputs, results)
 
 
 def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:

@@ -116,7 +116,8 @@ def widen(
         done = Entries(schedule.blocks, schedule.block, schedule.group, schedule.rank, schedule.stage)
         return Wide(done, Moves.of(moved, moved.group), Runs(num_groups, ((0, num_groups),)))
     if num_groups > MOST_GROUPS:
-        return _joined(schedule, moved, *(np.ones(len(part.group), np.int64) for part in (schedule, moved)), num_groups)
+        alone = (np.ones(len(part.group), np.int64) for part in (schedule, moved))
+        return _joined(schedule, moved, *alone, num_groups=num_groups)
     away = np.where(IS_RESULT[moved.role], moved.src, moved.dst)
     known, held = distinct(_keys(shards, moved.role, away, moved.shard, num_ranks))
     by_role = held * (max(Role) + 1) + moved.role

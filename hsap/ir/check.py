@@ -59,7 +59,7 @@ def one_line(text: object) -> str:
 
 def whole(name: str, value: Any, low: int = 1, high: int = UNBOUNDED) -> int:
     """Give a whole number in [low, high] as an int; ValueError for others, floats and truth values included."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= value <= high:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= int(value) <= high:
         return int(value)
     raise Refused(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
 

@@ -82,8 +82,9 @@ class Grid:
         borders = np.searchsorted(self.q, np.arange(self.num_shards + 1))
         for q in range(self.num_shards):
             kv, text = self.kv[borders[q] : borders[q + 1]], self.text[borders[q] : borders[q + 1]]
-            first = np.flatnonzero(np.r_[True, (kv[1:] != kv[:-1] + 1) | (text[1:] != text[:-1])]) if len(kv) else []
-            last = np.append(first[1:], len(kv)) - 1 if len(kv) else []
+            starts = np.r_[True, (kv[1:] != kv[:-1] + 1) | (text[1:] != text[:-1])] if len(kv) else np.zeros(0, bool)
+            first = np.flatnonzero(starts)
+            last = np.append(first[1:], len(kv)) - 1 if len(kv) else first
             runs = [f"{kv[a]} {text[a]}" if a == b else f"{kv[a]}-{kv[b]} {text[a]}" for a, b in zip(first, last)]
             if len(runs) > RUNS_SHOWN:
                 runs = [*runs[:RUNS_SHOWN], f"… {len(runs) - RUNS_SHOWN} more"]

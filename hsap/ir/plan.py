@@ -143,10 +143,12 @@ def choice_from_json(data: object) -> dict[str, float | str] | None:
     """Read a plan's `choice`; ValueError for what is none."""
     if data is None:
         return None
-    instance("a stored plan's choice", data, dict, "seconds or a reason by planner, or null")
-    if not all(type(value) in (float, str) for value in data.values()):
+    choice: dict[str, float | str] = instance(
+        "a stored plan's choice", data, dict, "seconds or a reason by planner, or null"
+    )
+    if not all(type(value) in (float, str) for value in choice.values()):
         raise ValueError("a stored plan's choice has a value that is neither seconds nor a reason")
-    return data
+    return choice
 
 
 def _header(plan: Plan) -> dict[str, Any]:
@@ -178,9 +180,9 @@ def _assemble(header: dict[str, Any], columns: dict[str, np.ndarray]) -> Plan:
             prefix = f"{m}.{direction}"
             buffers = Buffers(*(columns[f"{prefix}.buffers.{f.name}"] for f in fields(Buffers)))
             names = [f.name for f in fields(Programs) if f.name != "buffers"]
-            pair.append(Programs(*(columns[f"{prefix}.{name}"] for name in names), buffers))
-        programs.append(tuple(pair))
-        charts.append(tuple(columns[f"{m}.{direction}.chart"] for direction in DIRECTIONS))
+            pair.append(Programs(**{name: columns[f"{prefix}.{name}"] for name in names}, buffers=buffers))
+        programs.append((pair[0], pair[1]))
+        charts.append((columns[f"{m}.{DIRECTIONS[0]}.chart"], columns[f"{m}.{DIRECTIONS[1]}.chart"]))
     return Plan(
         problem,
         instance("a stored plan's planner", header["planner"], str, "its name"),

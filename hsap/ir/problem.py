@@ -123,7 +123,7 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
     """Bytes of the arena (HSAP §3.4): arena_multiple × tokens × heads × dim of the largest shard's q."""
     tokens = problem.max_tokens_per_rank or tokens_per_rank
     q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
-    return int(min(problem.arena_multiple * q_bytes, MAX_ARENA))
+    return MAX_ARENA if problem.arena_multiple is None else int(min(problem.arena_multiple * q_bytes, MAX_ARENA))
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

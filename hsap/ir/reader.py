@@ -70,8 +70,9 @@ def read_plan(text: str) -> Plan:
             chart = _array(lines.table("block", _block), 6)
             index = _index(lines, len(slices[-1]), problem.heads.num_q_heads)
             pair.append((chart, _programs(lines, problem, topology.intra_sp, index)))
-        charts.append(tuple(chart for chart, _ in pair))
-        programs.append(tuple(streams for _, streams in pair))
+        forward, backward = pair
+        charts.append((forward[0], backward[0]))
+        programs.append((forward[1], backward[1]))
     if lines.current.peek():
         raise lines.current.fail("the end of the text")
     return Plan(
@@ -297,8 +298,8 @@ def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: array[int])
         buffer_offsets.append(len(buffers))
         offsets.append(len(code))
     programs = _columns(buffer_offsets, buffers, offsets, code, index)
-    for line, rank, index, names in copies:
-        source, target = place_names(programs.buffers, rank, programs.buf[index, :2].tolist())
+    for line, rank, at, names in copies:
+        source, target = place_names(programs.buffers, rank, programs.buf[at, :2].tolist())
         if names != (source, target):
             raise ValueError(
                 f"line {line.number}: this copy goes from ${source} to ${target}, not ${' to $'.join(names)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 
 from hsap.ir.check import shown
 from hsap.ir.heads import HeadRun, HeadShape
@@ -138,7 +139,7 @@ def _shares(heads: HeadShape, intra_sp: int) -> tuple[HeadRun, ...]:
     return heads.shares(intra_sp)
 
 
-def place_names(buffers: Buffers, rank: int, indices) -> tuple[str, ...]:
+def place_names(buffers: Buffers, rank: int, indices: Iterable[int]) -> tuple[str, ...]:
     """Name where buffers live as the paper does: local (the caller's tensors), comm, or comp (accumulators)."""
     first, stop = buffers.offsets[rank], buffers.offsets[rank + 1]
     names = []

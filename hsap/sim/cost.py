@@ -167,7 +167,8 @@ def added_bytes(precision: Precision, role: int, heads: np.ndarray, head_dim: in
 
     The result is written and read in the inputs' width, the accumulator read and written in its own.
     """
-    return 2 * sum(sum(row_bytes(precision, role, Space.OUTPUT, acc, heads, head_dim)) for acc in (False, True))
+    parts = (row_bytes(precision, role, Space.OUTPUT, acc, heads, head_dim) for acc in (False, True))
+    return 2 * np.sum([part for pair in parts for part in pair], axis=0)
 
 
 def kernel_pieces(slices: np.ndarray, owner: np.ndarray, narrow: int | None) -> tuple[np.ndarray, np.ndarray]:

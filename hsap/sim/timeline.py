@@ -141,7 +141,7 @@ def simulate(plan: Plan, cluster: Cluster) -> Timeline:
     """
     node_of = replace(plan.problem, cluster=cluster).node_of
     traces = tuple(
-        tuple(_trace(plan, programs, slices, cluster, node_of) for programs in pair)
+        (_trace(plan, pair[0], slices, cluster, node_of), _trace(plan, pair[1], slices, cluster, node_of))
         for slices, pair in zip(plan.slices, plan.programs)
     )
     return Timeline(plan, cluster, traces)
