@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hsap import clusters
 from hsap.ir.check import Refused, instance
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hsap.sim import Timeline
 
 
-def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
+def compile(problem: Problem, planner: str = "sap", **options: Any) -> Plan:
     """Compile a packed batch into the streams of every rank.
 
     planner: a name of `hsap.planners.PLANNERS`, or auto; options are its own and enter the plan's hash. Deterministic.

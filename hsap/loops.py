@@ -29,7 +29,9 @@ _CAN_LEAVE_UNCOUNTED = hasattr(CPUTargetOptions, "_nrt")
 """The option is numba's own affair, and may be gone in another version."""
 
 
-def loop(function: Callable[..., Any] | None = None, /, *, allocates: bool = True, **options) -> Callable[..., Any]:
+def loop(
+    function: Callable[..., Any] | None = None, /, *, allocates: bool = True, **options: Any
+) -> Callable[..., Any]:
     """Decorate a hot loop of a room of the package: compiled at its first call, once for each state of the sources.
 
     allocates: False promises that it makes no arrays, so that those it is given needn't be counted as used, which takes
@@ -54,7 +56,7 @@ def loop(function: Callable[..., Any] | None = None, /, *, allocates: bool = Tru
             numba.config.CACHE_DIR = before
 
 
-def inner(function: Callable[..., Any] | None = None, /, **options) -> Callable[..., Any]:
+def inner(function: Callable[..., Any] | None = None, /, **options: Any) -> Callable[..., Any]:
     """Decorate what only other loops call: without an entry from Python it compiles in two thirds of the time.
 
     options: of `loop`.

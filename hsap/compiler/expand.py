@@ -45,7 +45,7 @@ def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray
 
 
 @loop
-def _deal_rows(spans, column_rows, intra):
+def _deal_rows(spans: np.ndarray, column_rows: np.ndarray, intra: int) -> tuple[np.ndarray, np.ndarray]:
     """Split the rows of each column evenly: (spans of all ranks [n, 2], the range of each rank's [num_ranks, 2]).
 
     Ranges count from the beginning of the span table, where the shards' spans are.
@@ -73,7 +73,7 @@ def _deal_rows(spans, column_rows, intra):
     return parts[:count], rank_rows
 
 
-def expand(problem: Problem, draft: Draft, column_rows, rank_rows, direction: str) -> Programs:
+def expand(problem: Problem, draft: Draft, column_rows: np.ndarray, rank_rows: np.ndarray, direction: str) -> Programs:
     """Give every rank its instructions and (unplaced) buffers. column_rows, rank_rows: as `place_rows` gave them."""
     intra, num_columns = problem.topology.intra_sp, problem.topology.inter_sp
     by_rank = order_of(draft.buffers[_HELD_RANK])
@@ -102,7 +102,16 @@ def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
 
 
 @loop
-def _instructions(code, of_column, total, new_index, held_of_column, offsets, column_rows, heads):
+def _instructions(
+    code: np.ndarray,
+    of_column: np.ndarray,
+    total: int,
+    new_index: np.ndarray,
+    held_of_column: np.ndarray,
+    offsets: np.ndarray,
+    column_rows: np.ndarray,
+    heads: np.ndarray,
+) -> tuple[np.ndarray, ...]:
     """Columns of all ranks' instructions, in the order and with the dtypes of `Programs`.
 
     code: the draft's. of_column, held_of_column: borders of the columns' instructions and buffers. new_index: place of
@@ -142,7 +151,15 @@ def _head_table(heads: HeadShape, intra: int, runs: Runs) -> np.ndarray:
     return np.array([runs.heads(heads, share) for share in heads.shares(intra)], np.int64)
 
 
-def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffers:
+def _buffers(
+    problem: Problem,
+    held: np.ndarray,
+    of_column: np.ndarray,
+    offsets: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    heads: np.ndarray,
+    direction: str,
+) -> Buffers:
     """Give every rank its buffers, not placed yet. held: the draft's, by rank; of_column: their borders."""
     starts, column_rows, rank_rows = rows
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
@@ -154,7 +171,19 @@ def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffe
 
 
 @loop
-def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv):
+def _fill_buffers(
+    held: np.ndarray,
+    of_column: np.ndarray,
+    offsets: np.ndarray,
+    column_rows: np.ndarray,
+    rank_rows: np.ndarray,
+    heads: np.ndarray,
+    all_heads: np.ndarray,
+    backward: bool,
+    starts: np.ndarray,
+    unit: np.ndarray,
+    is_kv: np.ndarray,
+) -> tuple[np.ndarray, ...]:
     """Columns of all ranks' buffers but their places, in the order and with the dtypes of `Buffers`.
 
     A rank's own tensors differ from its column's only if heads are resharded. starts: rows before each span.

@@ -130,13 +130,24 @@ def widen(
     return _joined(schedule, moved, done, sent, num_groups)
 
 
-def _keys(shards: Shards, role, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
+def _keys(shards: Shards, role: np.ndarray, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
     """Number what lies in one place: rows of a shard on a rank, of queries or of keys whatever the role: int64 [n]."""
     return (IS_OF_QUERIES[role] * num_ranks + rank) * len(shards) + shard
 
 
 @loop
-def _divide(by_role, group, held, src, dst, stage, until, in_order, num_groups, borders):
+def _divide(
+    by_role: np.ndarray,
+    group: np.ndarray,
+    held: np.ndarray,
+    src: np.ndarray,
+    dst: np.ndarray,
+    stage: np.ndarray,
+    until: np.ndarray,
+    in_order: np.ndarray,
+    num_groups: int,
+    borders: np.ndarray,
+) -> None:
     """Set a bit in `borders` for every group that isn't sent with the one before it, in some role.
 
     by_role: what is sent, in which role. held: its place in `borders`. in_order: by both and then by group.
@@ -153,7 +164,9 @@ def _divide(by_role, group, held, src, dst, stage, until, in_order, num_groups, 
         borders[held[in_order[-1]]] |= np.int64(1) << (group[in_order[-1]] + 1)
 
 
-def _passed_on(shards, moved: Transfers, known, held, num_ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _passed_on(
+    shards: Shards, moved: Transfers, known: np.ndarray, held: np.ndarray, num_ranks: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Transfers between two ranks that both hold the rows for others: (place of the one, of the other, is a result)."""
     result = IS_RESULT[moved.role]
     via = np.where(result, moved.dst, moved.src)
@@ -163,7 +176,7 @@ def _passed_on(shards, moved: Transfers, known, held, num_ranks: int) -> tuple[n
 
 
 @loop
-def _spread(one, other, result, borders):
+def _spread(one: np.ndarray, other: np.ndarray, result: np.ndarray, borders: np.ndarray) -> None:
     """Let rows be passed on in the runs in which they came; parts of a result may also be folded into a longer run."""
     changed = True
     while changed:
@@ -177,7 +190,9 @@ def _spread(one, other, result, borders):
                 changed = True
 
 
-def _entries(shards, schedule: Schedule, known, borders, num_ranks: int, num_groups: int) -> tuple[np.ndarray, ...]:
+def _entries(
+    shards: Shards, schedule: Schedule, known: np.ndarray, borders: np.ndarray, num_ranks: int, num_groups: int
+) -> tuple[np.ndarray, ...]:
     """What `_lengths` wants of a schedule's entries: a block's groups on one rank in one stage may be a run."""
     between = np.zeros(len(schedule.block), np.int64)
     for role in (Role.Q, Role.KV) if len(known) else ():
@@ -190,7 +205,7 @@ def _entries(shards, schedule: Schedule, known, borders, num_ranks: int, num_gro
 
 
 @loop
-def _lengths(kind, group, borders, in_order):
+def _lengths(kind: np.ndarray, group: np.ndarray, borders: np.ndarray, in_order: np.ndarray) -> np.ndarray:
     """How many groups of a kind are one run with each group that begins one, 0 for the others: int64 [n].
 
     borders: bits of the groups that begin one in any case. in_order: by kind and then by group.

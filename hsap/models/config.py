@@ -14,7 +14,7 @@ from hsap.keys import check, choice, flag, integer, number, read, rule, text
 from hsap.models.scaling import RopeScaling
 
 
-def _positive(default: float):
+def _positive(default: float) -> Any:
     return number("a number above 0", lambda v: v > 0, default=default)
 
 

@@ -154,7 +154,9 @@ class _Choice:
             ahead=AHEAD,
         )
 
-    def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:
+    def _schedule(
+        self, problem: Problem, shards: Shards, blocks: Blocks, rank: np.ndarray, num_divisions: int
+    ) -> Schedule:
         num_groups = len(self.sizes)
         block, group = np.divmod(np.arange(len(rank)), num_groups)
         reads = np.stack([blocks.q[block], len(shards) + blocks.kv[block]], axis=1) * num_groups + group[:, None]

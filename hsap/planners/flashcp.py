@@ -80,7 +80,9 @@ def ring_areas(problem: Problem, documents: np.ndarray) -> np.ndarray:
     return rings
 
 
-def zigzag_pieces(documents: np.ndarray, document, rank, first, stop) -> Shards:
+def zigzag_pieces(
+    documents: np.ndarray, document: np.ndarray, rank: np.ndarray, first: np.ndarray, stop: np.ndarray
+) -> Shards:
     """Turn shares of documents into spans: tokens [first, stop) in the order first row, last row, second row, …"""
     start, end = documents[document].T
     early = np.stack([start + first // 2, start + stop // 2], axis=1)

@@ -27,7 +27,7 @@ class Hypergraph:
         return len(self.weight)
 
     @classmethod
-    def of(cls, weight, num_bytes, edge, vertex) -> Hypergraph:
+    def of(cls, weight: np.ndarray, num_bytes: np.ndarray, edge: np.ndarray, vertex: np.ndarray) -> Hypergraph:
         """Build from distinct (edge, vertex) pairs; edges of fewer than two vertices tie nothing and are left out."""
         degree = np.bincount(edge, minlength=len(num_bytes))
         kept = degree >= 2
