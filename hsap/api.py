@@ -58,15 +58,16 @@ def _choose(problem: Problem, candidates: str | None = None) -> Plan:
 
     best: Plan | None = None
     choice: dict[str, float | str] = {}
+    least = float("inf")
     for name in planners.candidates(candidates):
         try:
             plan = compile(problem, name)
         except Refused as error:  # too many tokens, too small an arena, a mask or topology that it doesn't do
             choice[name] = str(error)
             continue
-        choice[name] = simulate(plan).predicted_s
-        if best is None or choice[name] < choice[best.planner]:
-            best = plan
+        choice[name] = seconds = simulate(plan).predicted_s
+        if best is None or seconds < least:
+            best, least = plan, seconds
     if best is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.items())
         raise Refused(

@@ -109,13 +109,13 @@ def _roots(room: Path) -> Iterator[Path]:
         yield Path(AppDirs("hsap", appauthor=False).user_cache_dir)
 
 
-class _Notice(event.Listener):
+class _Notice(event.Listener):  # type: ignore[misc]  # numba has no types
     """Says at a terminal what takes so long, when a process compiles its first loop: once for each new place."""
 
     def __init__(self) -> None:
         self.due = True
 
-    def on_start(self, event) -> None:
+    def on_start(self, event: Any) -> None:
         function = event.data["dispatcher"].py_func
         if not self.due or _PACKAGE not in Path(function.__code__.co_filename).resolve().parents:
             return
@@ -130,7 +130,7 @@ class _Notice(event.Listener):
             again = "once" if place else "in every process, as no cache folder can be written to (see NUMBA_CACHE_DIR)"
             print(f"hsap: compiling loops, {again}; takes up to a minute", file=sys.stderr, flush=True)
 
-    def on_end(self, event) -> None:
+    def on_end(self, event: Any) -> None:
         """Nothing to say."""
 
 

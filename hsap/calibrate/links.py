@@ -60,7 +60,8 @@ def _times(num_bytes: int) -> int:
 
 
 def _between(links: _Links, pair: tuple[int, int], turns: int) -> Link:
-    hops, exchanges = [], []
+    hops: list[tuple[int, float]] = []
+    exchanges: list[tuple[int, float]] = []
     for num_bytes in MESSAGES:
         for found, how in ((hops, links.hop), (exchanges, links.exchange)):
             found.append((num_bytes, min(how(pair, num_bytes, _times(num_bytes)) for _ in range(turns))))

@@ -81,7 +81,7 @@ class Launched:
 def run_ranks(
     num_ranks: int,
     function: Callable[..., Any],
-    *args,
+    *args: Any,
     inside: Sequence[Inside] | None = None,
     timeout_s: float = 3600.0,
     backend: str = "gloo",
@@ -111,7 +111,14 @@ def run_ranks(
 
 
 def _rank(
-    rank: int, num_ranks: int, parent: int, folder: str, inside: Sequence[Inside] | None, backend: str, function, args
+    rank: int,
+    num_ranks: int,
+    parent: int,
+    folder: str,
+    inside: Sequence[Inside] | None,
+    backend: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     end_with(parent)
     torch.set_num_threads(1)

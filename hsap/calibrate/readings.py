@@ -103,7 +103,7 @@ def together(by_rank: Sequence[Readings]) -> Readings:
         for name in ("kernels", "memory")
     )
     flops_per_s = float(np.mean([own.flops_per_s for own in by_rank]))
-    network = None if first.network is None else _network([own.network for own in by_rank])
+    network = None if first.network is None else _network([own.network for own in by_rank if own.network is not None])
     return Readings(flops_per_s, kernels, memory, network)
 
 

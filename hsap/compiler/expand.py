@@ -88,7 +88,8 @@ def expand(problem: Problem, draft: Draft, column_rows: np.ndarray, rank_rows: n
     buffers = _buffers(problem, held, of_column[0], offsets, (starts, column_rows, rank_rows), heads, direction)
     columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
                             column_rows, heads)  # fmt: skip
-    programs = Programs(code_offsets, *columns, index=draft.index, buffers=buffers)
+    op, role, peer, round_, buf, rows, slices, of_heads, stage = columns
+    programs = Programs(code_offsets, op, role, peer, round_, buf, rows, slices, of_heads, stage, draft.index, buffers)
     if intra > 1:
         _size_scratch(problem, starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]], programs)
     return programs
@@ -167,7 +168,8 @@ def _buffers(
     all_heads = np.array(problem.heads.all_heads, np.int64)
     columns = _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads,
                             direction == "backward", starts, unit, _IS_KV)  # fmt: skip
-    return Buffers(offsets, *columns, offset=np.full(offsets[-1], NONE))
+    role, space, acc, of_rows, of_heads, num_bytes = columns
+    return Buffers(offsets, role, space, acc, of_rows, of_heads, num_bytes, np.full(offsets[-1], NONE))
 
 
 @loop

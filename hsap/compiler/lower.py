@@ -109,7 +109,7 @@ class _Code:
 
         rows, slices: first and stop. more: other columns of `CODE`, NONE (ALL for the run) where they aren't given.
         """
-        given = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
+        given: dict[str, Any] = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
         given |= dict(zip(("first", "stop"), rows)) | dict(zip(("slice", "last"), slices))
         values = {_ROW[name]: value for name, value in given.items()}
         self.parts.append((len(rank), values | dict(enumerate(buf, len(CODE)))))

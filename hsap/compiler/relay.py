@@ -110,7 +110,15 @@ def _bundles(
 
 
 @loop
-def _choose(order, first, stop, rank, weight, load, chosen):
+def _choose(
+    order: np.ndarray,
+    first: np.ndarray,
+    stop: np.ndarray,
+    rank: np.ndarray,
+    weight: np.ndarray,
+    load: np.ndarray,
+    chosen: np.ndarray,
+) -> None:
     """Choose a place in [first, stop) for each bundle, where `rank` has the least load yet; adds its weight there.
 
     chosen: a copy of `first`.

@@ -116,8 +116,8 @@ def widen(
         done = Entries(schedule.blocks, schedule.block, schedule.group, schedule.rank, schedule.stage)
         return Wide(done, Moves.of(moved, moved.group), Runs(num_groups, ((0, num_groups),)))
     if num_groups > MOST_GROUPS:
-        alone = (np.ones(len(part.group), np.int64) for part in (schedule, moved))
-        return _joined(schedule, moved, *alone, num_groups=num_groups)
+        done, sent = (np.ones(len(part.group), np.int64) for part in (schedule, moved))
+        return _joined(schedule, moved, done, sent, num_groups)
     away = np.where(IS_RESULT[moved.role], moved.src, moved.dst)
     known, held = distinct(_keys(shards, moved.role, away, moved.shard, num_ranks))
     by_role = held * (max(Role) + 1) + moved.role
@@ -130,7 +130,7 @@ def widen(
     return _joined(schedule, moved, done, sent, num_groups)
 
 
-def _keys(shards: Shards, role: np.ndarray, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
+def _keys(shards: Shards, role: Role | np.ndarray, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
     """Number what lies in one place: rows of a shard on a rank, of queries or of keys whatever the role: int64 [n]."""
     return (IS_OF_QUERIES[role] * num_ranks + rank) * len(shards) + shard
 

@@ -103,7 +103,7 @@ def _is_chat(values: Mapping[str, object], where: str, chat_of: ChatOf) -> bool:
         return True
 
 
-def _of_chat(name: str, where: str, chat) -> Document:
+def _of_chat(name: str, where: str, chat: Any) -> Document:
     unread = f"fields beside the chat that say something else ({', '.join(chat.unread)})" if chat.unread else ""
     return Document(name, where, chat=chat, notes=(unread,) if unread else ())
 

@@ -25,7 +25,7 @@ def read_store(
     seed: of the order of a mixture. name, who: for messages. ValueError: what the source, the tokenizer, the folder or
     the cache refuses. Whether prepared data are what a run asks for says `check_agreement`.
     """
-    if prepared.is_prepared(path):
+    if isinstance(path, str | Path) and prepared.is_prepared(path):
         return _mapped(Path(path))
     folder = prepared.cached(data, path, seed, name, who)
     if folder is None:

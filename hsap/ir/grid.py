@@ -100,7 +100,8 @@ def pattern_grid(shards: Shards, slices: np.ndarray) -> Grid:
 
 def tinted(grid: Grid, like: Grid) -> Grid:
     """Give the cells of a grid the colours that another has there."""
-    place = dict(zip(zip(like.q.tolist(), like.kv.tolist()), like.tint.tolist()))
+    tint = like.tint if like.tint is not None else np.full(len(like.q), -1)
+    place = dict(zip(zip(like.q.tolist(), like.kv.tolist()), tint.tolist()))
     return replace(grid, tint=np.array([place.get(cell, -1) for cell in zip(grid.q.tolist(), grid.kv.tolist())]))
 
 

@@ -217,7 +217,9 @@ def mask_to_json(masks: Masks | SliceMask) -> Any:
 
 def mask_from_json(data: Any) -> Masks:
     """Read what `mask_to_json` gives; masks among it stay what they are."""
-    return tuple(_one_mask(mask) for mask in data) if isinstance(data, list | tuple) else _one_mask(data)
+    if isinstance(data, list | tuple):
+        return tuple(_one_mask(mask) for mask in data)
+    return data if isinstance(data, Mask) else Mask.parse(data)
 
 
 def _one_mask(data: Any) -> Mask | SliceMask:

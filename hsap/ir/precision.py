@@ -52,7 +52,7 @@ class Precision:
         return "fp64" if acc else self.stat
 
 
-def _width_class(role: np.ndarray, space: ArrayLike, acc: ArrayLike) -> np.ndarray:
+def _width_class(role: ArrayLike, space: ArrayLike, acc: ArrayLike) -> np.ndarray:
     """0: as the inputs, 1: as on the wire, 2: as an accumulator; vectorised over buffers."""
     travels = np.isin(role, PARTIAL_ROLES) & (np.asarray(space) == Space.ARENA)
     return np.where(acc, 2, np.where(travels, 1, 0))

@@ -21,7 +21,7 @@ from hsap.ir.check import (
     shown,
     whole,
 )
-from hsap.ir.cluster import Cluster
+from hsap.ir.cluster import Cluster as Cluster
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices, mask_to_json, most_slices

@@ -31,7 +31,7 @@ MNEMONICS = {
 }
 """How each op is written; a copy's role is joined to it, as in `copy-q`."""
 
-ROLES = {role: role.name.lower() for role in Role if role != Role.NONE}
+ROLES: dict[Role, str] = {role: role.name.lower() for role in Role if role != Role.NONE}
 _ROLE_OF = {role.name.lower(): role for role in Role}
 _OP_OF = {word: op for op, word in MNEMONICS.items() if " " not in word} | {"computing": Op.ATTEND}
 _CREATED = {"$send-op": Op.SEND, "$recv-op": Op.RECV}

@@ -20,9 +20,9 @@ class SwiGLU(nn.Module):
     gathered with it.
     """
 
-    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+    def __init__(self, config: ModelConfig, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        options = {"bias": False, "device": device, "dtype": dtype}
+        options: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
         self.chunk_tokens = config.mlp_chunk_tokens
         self.gate_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
         self.up_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
@@ -47,7 +47,7 @@ class _ChunkedSwiGLU(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_TC, gate_FC, up_FC, down_CF, chunk_tokens):
+    def forward(ctx: Any, x_TC: Tensor, gate_FC: Tensor, up_FC: Tensor, down_CF: Tensor, chunk_tokens: int) -> Tensor:
         ctx.save_for_backward(x_TC, gate_FC, up_FC, down_CF)
         ctx.chunk_tokens = chunk_tokens
         out_TC = torch.empty_like(x_TC)
@@ -59,7 +59,7 @@ class _ChunkedSwiGLU(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, do_TC):
+    def backward(ctx: Any, do_TC: Tensor) -> tuple[Tensor | None, ...]:
         x_TC, gate_FC, up_FC, down_CF = ctx.saved_tensors
         dx_TC = torch.empty_like(x_TC)
         dgate, dup, ddown = (torch.zeros_like(w, dtype=wide_dtype(w.dtype)) for w in (gate_FC, up_FC, down_CF))

@@ -208,16 +208,17 @@ def _scaling(cell: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     gpus = cell["gpus"]
     lengths = [gpus * cell["tokens_per_gpu"]]
 
-    def seconds(topology: Topology, planner: str, **options) -> float:
+    def seconds(topology: Topology, planner: str, **options: Any) -> float:
         return priced(lengths, HEADS, topology, cluster, planner, **options).predicted_s
 
+    ulysses: float | None
     refused = None
     try:
         ulysses = seconds(Topology(1, gpus), "sap")
     except Refused as error:
         ulysses, refused = None, str(error)
     hsap = [seconds(Topology(gpus // intra, intra), "sap") for intra in INTRA]
-    ours = {
+    ours: dict[str, float | None] = {
         ULYSSES: ulysses,
         DISTFLASH: seconds(Topology(gpus, 1), "distflash"),
         HSAP: hsap[0],
@@ -225,10 +226,11 @@ def _scaling(cell: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     }
     compared: dict[str, dict[str, Any] | None] = {}
     for over in NAMES:
-        if ours[over] is None or cell[over] is None:
+        other = ours[over]
+        if other is None or cell[over] is None:
             compared[over] = None
             continue
-        ratio, spread = cell[HSAP] / cell[over], Spread.of([s / ours[over] for s in hsap], hsap[0] / ours[over])
+        ratio, spread = cell[HSAP] / cell[over], Spread.of([s / other for s in hsap], hsap[0] / other)
         compared[over] = {"published": ratio, "ours": spread, "agreement": agreement(ratio, spread)}
     known = {method: cell[method] for method in _METHODS}
     conditions = {"tokens_per_gpu": cell["tokens_per_gpu"], "gpus": gpus}

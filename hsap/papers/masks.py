@@ -9,6 +9,7 @@ from typing import Any
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.slice import area
@@ -106,11 +107,12 @@ def figure14(draw: Draw, seeds: int) -> Table:
     for mask, spelled in SPARSE.items():
         for scale in SCALES:
             found = [_times(_pack(draw, scale, seed), spelled, MASKED, cluster) for seed in range(seeds)]
-            figure = {"mask": mask, "scale": scale, "mean_s": _means(found), "directions_s": _directions(found)}
+            means = _means(found)
+            figure = {"mask": mask, "scale": scale, "mean_s": means, "directions_s": _directions(found)}
             over = {name: _speed_up(found, TE, name) for name in MASKED[1:]}
             pairs = sum(_visible_pairs(_pack(draw, scale, seed), spelled) for seed in range(seeds))
             figures.append(figure | {"over_te": over, "visible_pairs": pairs / seeds})
-            times = (milliseconds(figure["mean_s"][name]) for name in MASKED)
+            times = (milliseconds(means[name]) for name in MASKED)
             rows.append((mask, f"{scale:g}", *times, *(str(over[name]) for name in MASKED[1:])))
     return Table(
         "dcp14",
@@ -134,7 +136,7 @@ def _pack(draw: Draw, scale: float, seed: int) -> list[int]:
 
 def _visible_pairs(lengths: Sequence[int], mask: str) -> int:
     """Pairs of a query and a key that a mask shows."""
-    return int(area(Problem(Layout.from_lengths(lengths), HEADS, TOPOLOGY, ((mask, 1),)).slices(0)).sum())
+    return int(area(Problem(Layout.from_lengths(lengths), HEADS, TOPOLOGY, ((Mask.parse(mask), 1),)).slices(0)).sum())
 
 
 def _pack_words(seeds: int) -> tuple[str, ...]:
@@ -158,7 +160,7 @@ def _times(
             found[name], found[RELAYED] = both
         elif name != RELAYED:
             found[name] = priced(held, HEADS, TOPOLOGY, cluster, planner, mask, **options)
-    return {name: tuple(found[name].seconds(direction) for direction in DIRECTIONS) for name in methods}
+    return {name: (found[name].seconds("forward"), found[name].seconds("backward")) for name in methods}
 
 
 def _speed_up(found: Sequence[dict[str, Any]], over: str, name: str) -> Spread:

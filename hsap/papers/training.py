@@ -110,7 +110,10 @@ def _cell(cell: dict[str, Any], cluster: Cluster, draw: Draw, seeds: int, packin
 
 
 def _findings(
-    cells: Sequence[dict[str, Any]], doubts: str | None, figures: Sequence[dict[str, Any]], packing: dict[str, Any]
+    cells: Sequence[dict[str, Any]],
+    doubts: str | None,
+    figures: Sequence[dict[str, Any]],
+    packing: dict[tuple[Any, Any], float],
 ) -> tuple[str, ...]:
     told = [
         f"HSAP over packing: {counted([f['hsap_over_packing'] for f in figures])}",

@@ -18,7 +18,8 @@ def wire_bytes(problem: Problem, role: Role, heads: np.ndarray | tuple[Any, ...]
     heads: [..., 4], a `HeadRun` or many.
     """
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    return sum(row_bytes(precision, role, Space.ARENA, False, np.asarray(heads), problem.heads.head_dim))
+    elements, statistics = row_bytes(precision, role, Space.ARENA, False, np.asarray(heads), problem.heads.head_dim)
+    return elements + statistics
 
 
 def away_bytes(problem: Problem, direction: str) -> tuple[int, int]:

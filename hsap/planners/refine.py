@@ -140,7 +140,7 @@ def _anneal(state: _State, parts: Parts, heat: np.ndarray, cost: np.ndarray, tri
 
 
 @loop(inline="always")
-def _propose(state: _State, num_parts: int, random: np.uint64) -> tuple[np.uint64, int, int, int]:
+def _propose(state: _State, num_parts: int, random: np.uint64) -> tuple[np.uint64, Any, Any, Any]:
     """Choose vertex v to go to part b, in exchange for vertex u there (-1: for none): (random, v, u, b)."""
     random = _next(random)
     kind = _below(random, 8)
@@ -226,6 +226,6 @@ def _next(random: np.uint64) -> np.uint64:
 
 
 @loop(inline="always")
-def _below(random: np.uint64, limit: int) -> int:
+def _below(random: np.uint64, limit: int) -> np.int64:
     """A number in [0, limit) out of random bits."""
     return np.int64(((random >> HALF) * np.uint64(limit)) >> HALF)

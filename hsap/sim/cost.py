@@ -99,7 +99,9 @@ def fold_rate(cluster: Cluster, op: Op) -> float:
     return own or cluster.memory_bytes_per_s
 
 
-def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, cluster: Cluster):
+def _attention_seconds(
+    plan: Plan, programs: Programs, index: np.ndarray, slices: np.ndarray, op: Op, cluster: Cluster
+) -> np.ndarray:
     # The ranks of an intra group share a range of the index.
     ranges, which = np.unique(programs.slices[index], axis=0, return_inverse=True)
     owner, entry = span_ranges(*ranges.T.astype(np.int64))

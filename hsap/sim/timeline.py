@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +96,7 @@ class Timeline:
         """Predicted seconds of attention in one layer, forward and backward, the mean over the model's layers."""
         return sum(self.seconds(direction) for direction in DIRECTIONS)
 
-    def _mean(self, values) -> float:
+    def _mean(self, values: Sequence[float]) -> float:
         return float(np.average(values, weights=[layers for _, layers in self.plan.problem.masks]))
 
     def summary(self) -> dict[str, Any]:

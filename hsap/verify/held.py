@@ -43,7 +43,7 @@ def ends(s: Stream) -> Iterator[Found]:
     wrong, lonely = _miscounted(s.held, wanted, s.plan.num_ranks, _ARENA[s.direction])
     for space, rank in zip(Space, wrong.tolist()):
         if rank >= 0:
-            names = ", ".join(Role(r - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
+            names = ", ".join(Role(int(r) - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
             yield Found(f"a rank must have these {space.name} buffers and no others: {names}", rank=rank)
     yield from at_buffers(s, np.flatnonzero(lonely), lambda i: f"{s.describe(i)} has no place in this direction")
 

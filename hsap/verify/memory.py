@@ -42,6 +42,7 @@ def _beyond(held, last, num_ranks, most):
 
 def apart(s: Stream) -> Iterator[Found]:
     """Buffers alive together don't overlap; a buffer lives from its first touch to its last, waits included."""
+    assert s.first is not None and s.last is not None, "judged before"
     index = np.flatnonzero((s.held[SPACE] == Space.ARENA) & (s.held[NUM_BYTES] > 0) & (s.last >= 0))
     # Instruction indices rise over all ranks, so that buffers of two ranks are never alive together.
     begins = s.first[index]

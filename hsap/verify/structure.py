@@ -7,6 +7,8 @@ families of rules only run on streams whose structure is sound. Rules on buffers
 
 from __future__ import annotations
 
+from typing import Any
+
 from collections.abc import Iterator
 
 import numpy as np
@@ -59,7 +61,7 @@ _ANYWHERE = (Space.INPUT, Space.KEPT, Space.ARENA)
 _TARGET = (Space.OUTPUT, Space.KEPT, Space.ARENA)
 _READ, _FOLD = (_ANYWHERE, (False,)), ((Space.ARENA,), (True,))
 _PACKED = ((Space.ARENA,), (False,))
-_ALLOWED: dict[Op, tuple] = {
+_ALLOWED: dict[Op, tuple[Any, ...]] = {
     Op.SEND: ((_DATA, *_READ),),
     Op.RECV: ((_DATA, *_PACKED),),
     Op.ATTEND: (((Role.Q,), *_READ), ((Role.KV,), *_READ), ((Role.O,), *_FOLD)),

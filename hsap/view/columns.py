@@ -11,6 +11,7 @@ import gzip
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _DTYPES = (("b", "<i1"), ("h", "<i2"), ("i", "<i4"), ("d", "<f8"))
 ALIGNMENT = 8
@@ -24,7 +25,7 @@ class Columns:
         self._listed: list[list[Any]] = []
         self._raw: list[bytes] = []
 
-    def add(self, name: str, values, rising: bool = False) -> None:
+    def add(self, name: str, values: ArrayLike, rising: bool = False) -> None:
         """Add integers, which must be below 2^53 in size.
 
         rising: keep differences of neighbours, which are small where values follow each other.

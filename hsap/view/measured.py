@@ -89,12 +89,14 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
     for line in lines:
         if line["mask"] >= len(plan.programs):
             raise ValueError(f"{line['where']}: mask is {line['mask']}, its plan has {len(plan.programs)}, from 0")
-    courses = tuple(
-        tuple(_course(folder, plan, mask, i, [x for x in lines if (x["mask"], x["direction"]) == (mask, direction)])
-              for i, direction in enumerate(DIRECTIONS))
-        for mask in range(len(plan.programs))
-    )  # fmt: skip
-    return Run(plan, lines[0]["step"], lines[0]["layer"], courses, _plan_wait_s(folder, lines[0]["step"]))
+    courses = []
+    for mask in range(len(plan.programs)):
+        forward, backward = (
+            _course(folder, plan, mask, i, [x for x in lines if (x["mask"], x["direction"]) == (mask, direction)])
+            for i, direction in enumerate(DIRECTIONS)
+        )
+        courses.append((forward, backward))
+    return Run(plan, lines[0]["step"], lines[0]["layer"], tuple(courses), _plan_wait_s(folder, lines[0]["step"]))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -196,7 +198,7 @@ def _times(line: dict[str, Any], name: str, count: int) -> np.ndarray:
     return out
 
 
-def _fill(programs: Programs, start, end, comm_start, comm_end) -> None:
+def _fill(programs: Programs, start: np.ndarray, end: np.ndarray, comm_start: np.ndarray, comm_end: np.ndarray) -> None:
     """Give transfers that nothing was said of the longest time that they can have been on their way."""
     send = np.flatnonzero((programs.op == Op.SEND) & np.isnan(comm_start))
     met = partners(programs)[send]

@@ -117,7 +117,7 @@ class _Reading:
         if sort is None or not isinstance(part, Mapping):
             raise Rejected(self.where, NO_TEXT, f"turn {self.number} has {kind!r}")
         self.refuse(part, _PART_MEDIA, NO_TEXT)
-        names = (kind, "value", "text", "content")
+        names = (str(kind), "value", "text", "content")
         others = {*_TEXT_PARTS, *_REASONING_PARTS, *_REASONING_FIELDS, *_CALL_PARTS}.difference(names)
         self.refuse(part, sorted(others), "a part of content that is of several kinds")
         value = self.agreed(part, names)

@@ -88,7 +88,7 @@ class Marks:
         return cover
 
 
-class _Cover(dict[str, Any]):
+class _Cover(dict[int, int]):
     """Covers of one owner's characters by code point, made as they are asked for."""
 
     def __init__(self, marks: Marks, owner: int) -> None:

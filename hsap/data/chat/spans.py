@@ -91,7 +91,7 @@ def render(renderer: Renderer, conversation: Conversation, controls: Controls, a
 
 def message(turn: Turn, text: Callable[[str], str], values: Callable[[object], object]) -> dict[str, Any]:
     """Give a turn as chat templates take it; `text` and `values` are applied to what was said."""
-    made = {"role": turn.role, "content": text(turn.content)}
+    made: dict[str, Any] = {"role": turn.role, "content": text(turn.content)}
     if turn.reasoning is not None:
         made |= dict.fromkeys(("reasoning_content", "thinking"), text(turn.reasoning))
     if turn.tool_calls:

@@ -23,7 +23,7 @@ _REPLIES = ("replies", "children")
 _ID_FIELDS = ("message_id", "id")
 
 
-def is_tree(row: Mapping[str, Any], messages: object) -> bool:
+def is_tree(row: Mapping[str, Any], messages: Any) -> bool:
     """Whether a row is a tree: a message with replies, a prompt that is one, or messages that name their parent."""
     if _root(row) is not None or ("parent_id" in row and "role" in row):
         return True
@@ -31,7 +31,7 @@ def is_tree(row: Mapping[str, Any], messages: object) -> bool:
     return several and any(isinstance(turn, Mapping) and "parent_id" in turn for turn in messages)
 
 
-def read_tree(row: Mapping[str, Any], messages: object, where: str, best: bool) -> tuple[tuple[Turn, ...], ...]:
+def read_tree(row: Mapping[str, Any], messages: Any, where: str, best: bool) -> tuple[tuple[Turn, ...], ...]:
     """Give the turns of every conversation of a tree, or of the best one; `Rejected` where one isn't in order."""
     root = _root(row)
     if root is None and (isinstance(messages, str) or not isinstance(messages, Sequence)):
@@ -69,7 +69,7 @@ def _replies(message: Mapping[str, Any]) -> list[Any]:
 
 def _ways(root: Mapping[str, Any], best: bool, where: str) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Walk the ways from a message to the ends, depth first, without recursion: trees may be deep."""
-    open_ways = [(root,)]
+    open_ways: list[tuple[Mapping[str, Any], ...]] = [(root,)]
     while open_ways:
         way = open_ways.pop()
         replies = _replies(way[-1])
@@ -86,7 +86,8 @@ def _ways(root: Mapping[str, Any], best: bool, where: str) -> Iterator[tuple[Map
 
 def _linked(messages: Sequence[Any], where: str) -> list[Mapping[str, Any]]:
     """Nest messages that name their parent; gives those without one."""
-    nodes, roots = {}, []
+    nodes: dict[str | int, dict[str, Any]] = {}
+    roots: list[Mapping[str, Any]] = []
     for message in messages:
         if not isinstance(message, Mapping):
             raise Rejected(where, "a turn is no object", "a message of a tree")

@@ -172,7 +172,8 @@ class Windows:
         if known != before[: len(known)]:
             known, rows = (), _Rows(NO_PIECES, 0)
         for i in range(len(known), len(before)):
-            place = Place(*before[i], before[:i])
+            stage, epoch, first, offset, pack = before[i]
+            place = Place(stage, epoch, first, offset, pack, before[:i])
             rows = self._left_at(place, rows, self._packed(place, rows))
         self._left = (before, rows)
         return rows

@@ -55,7 +55,7 @@ def cached(data: DataConfig, path: Named, seed: int = 0, name: str = "data.path"
     refuses; a cache that can't be written.
     """
     folder, seed, work = _place(data, path, seed)
-    if folder is None or _is_finished(folder):
+    if data.cache is None or folder is None or _is_finished(folder):
         return folder
 
     def tell() -> None:

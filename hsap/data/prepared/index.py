@@ -58,7 +58,7 @@ class Shard:
     columns: Mapping[str, File]
 
     @classmethod
-    def of_json(cls, value: object, where: str, token_dtype: str) -> Shard:
+    def of_json(cls, value: Any, where: str, token_dtype: str) -> Shard:
         """Read a shard's entry; ValueError for one that no writer can have written."""
         fields(where, value, ("documents", "tokens", "trained", "read", "chats", "columns"))
         counts = [whole(f"{where}.{name}", value[name], 0, MAX_COUNT) for name in ("documents", "tokens", "read")]
@@ -99,7 +99,7 @@ class Index:
     documents: int
     tokens: int
     token_dtype: str
-    recipe: Mapping[str, object]
+    recipe: Mapping[str, Any]
     settings: Mapping[str, object]
     source: Mapping[str, object]
     left_out: Tally
@@ -214,7 +214,7 @@ def tally_json(tally: Tally) -> dict[str, Any]:
     return {"counts": dict(tally.counts), "notes": dict(tally.notes), "examples": examples}
 
 
-def tally_of_json(value: object, where: str) -> Tally:
+def tally_of_json(value: Any, where: str) -> Tally:
     """Read what was left out; ValueError for what isn't so."""
     fields(where, value, ("counts", "notes", "examples"))
     tally = Tally()
@@ -250,7 +250,7 @@ def _index(values: dict[str, Any]) -> Index:
     tally = tally_of_json(values["left_out"], "left_out")
     tally.num_documents = counts[0]
     told = [_mapping(name, values[name]) for name in ("settings", "source")]
-    return Index(*counts, dtype, recipe, *told, tally, shards)
+    return Index(counts[0], counts[1], dtype, recipe, told[0], told[1], tally, shards)
 
 
 def _canonical(values: object) -> bytes:

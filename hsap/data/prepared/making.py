@@ -172,7 +172,7 @@ def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[
 def _characters(document: Document) -> int:
     if document.chat is not None:
         return _CHAT_CHARACTERS
-    return len(document.text) if document.tokens is None else _TOKEN_CHARACTERS * len(document.tokens)
+    return len(document.text or "") if document.tokens is None else _TOKEN_CHARACTERS * len(document.tokens)
 
 
 def _grown(

@@ -66,7 +66,7 @@ def recipe_differs(recipe: Mapping[str, Any], data: DataConfig, tokenizer: Token
     return differs
 
 
-def recipe_of_json(value: object, max_vocab_size: int) -> dict[str, Any]:
+def recipe_of_json(value: Any, max_vocab_size: int) -> dict[str, Any]:
     """Check a recipe from an index; ValueError where it isn't one."""
     fields("recipe", value, ("tokenizer", "chat_template", "loss"))
     tokenizer = value["tokenizer"]

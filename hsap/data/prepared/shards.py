@@ -84,7 +84,7 @@ def _leave(folder: Path, is_new: bool) -> None:
         folder.rmdir()
 
 
-def is_named(file: IO, path: Path) -> bool:
+def is_named(file: IO[Any], path: Path) -> bool:
     """Say whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -111,7 +111,7 @@ def same_work(folder: Path, was: Mapping[str, object], now: Mapping[str, object]
         )
 
 
-def _flat(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Walk settings one by one, by name."""
     for name, value in values.items():
         if name == "settings":
@@ -124,7 +124,7 @@ def _flat(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _finished(folder: Path, token_dtype: str) -> list[tuple[Shard, Tally]]:
     """Read which shards are whole, and remove what a crash has left of others."""
-    found = []
+    found: list[tuple[Shard, Tally]] = []
     while (record := column_file(folder, len(found), _RECORD)).is_file():
         values = read_signed(record)
         shard = Shard.of_json(values.get("shard"), str(record), token_dtype)

@@ -7,6 +7,8 @@ One file a format family: `jsonl` (JSON), `columns` (parquet, Arrow, saved data 
 
 from __future__ import annotations
 
+from typing import Any
+
 from pathlib import Path
 
 from hsap.data.fields import Fields
@@ -20,7 +22,7 @@ __all__ = ["DTYPES", "FORMATS", "Reading", "Rejection", "Source", "Tally", "open
 
 
 def open(
-    path: object,
+    path: Any,
     fields: Fields | None = None,
     *,
     format: str | None = None,

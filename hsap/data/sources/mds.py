@@ -64,17 +64,18 @@ def _shards(index: Path) -> list[_Shard]:
     return [_shard(index, number, entry) for number, entry in enumerate(entries)]
 
 
-def _shard(index: Path, number: int, entry: object) -> _Shard:
+def _shard(index: Path, number: int, entry: Any) -> _Shard:
     where = f"{index}: shard {number}"
     try:
         raw, packed = entry["raw_data"], entry["zip_data"]
         names, encodings, sizes = entry["column_names"], entry["column_encodings"], entry["column_sizes"]
         num_bytes, samples, compression = raw["bytes"], entry["samples"], entry["compression"]
-        basenames = [one["basename"] if one else None for one in (raw, packed)]
+        basenames: list[Any] = [one["basename"] if one else None for one in (raw, packed)]
         sound = (
             all(type(value) is int and value >= 0 for value in (num_bytes, samples))
             and len(names) == len(encodings) == len(sizes)
             and all(isinstance(value, str) for value in (*names, *encodings, basenames[0]))
+            and (packed is None or isinstance(basenames[1], str))
             and all(size is None or (type(size) is int and size >= 0) for size in sizes)
         )
     except (KeyError, TypeError) as error:

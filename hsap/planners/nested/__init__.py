@@ -94,7 +94,8 @@ def head_groups(problem: Problem) -> int:
 def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
     """Bytes of one head group's row of kv, q and o on the network."""
     share = problem.heads.shares(problem.topology.intra_sp)[0]
-    return tuple(float(wire_bytes(problem, role, share)) / groups for role in (Role.KV, Role.Q, Role.O))
+    kv, q, o = (float(wire_bytes(problem, role, share)) / groups for role in (Role.KV, Role.Q, Role.O))
+    return kv, q, o
 
 
 def place(
