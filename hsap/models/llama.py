@@ -118,9 +118,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
         self.mlp = SwiGLU(config, device, dtype)
         if config.compile:
-            # The layer's own, in place of the methods.
-            self._before_attention = torch.compile(self._before_attention)  # type: ignore[method-assign]
-            self._after_attention = torch.compile(self._after_attention)  # type: ignore[method-assign]
+            self._before_attention = torch.compile(self._before_attention)  # type: ignore[method-assign]  # this layer's
+            self._after_attention = torch.compile(self._after_attention)  # type: ignore[method-assign]  # this layer's
 
     def forward(self, hidden_TC: Tensor, rope: Rope, attention: Attention, shelf: Shelf | None = None) -> Tensor:
         """Give the hidden state behind the layer. shelf: where what is kept for backward goes; None: nowhere."""
