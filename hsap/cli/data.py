@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 

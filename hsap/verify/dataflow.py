@@ -73,9 +73,7 @@ def _area_halves(columns):
     return high, low
 
 
-def _culprit(
-    table: np.ndarray, wanted: np.ndarray, sums: np.ndarray, weights: PairWeights
-) -> tuple[int | None, str]:
+def _culprit(table: np.ndarray, wanted: np.ndarray, sums: np.ndarray, weights: PairWeights) -> tuple[int | None, str]:
     """Find a slice to blame, on the error path: one with pairs the mask lacks, or one that comes twice."""
     order = np.lexsort([table[:, 2], table[:, 0]])
     again = np.flatnonzero((np.diff(table[order], axis=0) == 0).all(axis=1))

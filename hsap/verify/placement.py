@@ -7,10 +7,9 @@ keep (`hsap.ir.check`).
 
 from __future__ import annotations
 
-from typing import Any
-
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 

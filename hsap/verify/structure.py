@@ -7,9 +7,8 @@ families of rules only run on streams whose structure is sound. Rules on buffers
 
 from __future__ import annotations
 
-from typing import Any
-
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 

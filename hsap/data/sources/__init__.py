@@ -7,9 +7,8 @@ One file a format family: `jsonl` (JSON), `columns` (parquet, Arrow, saved data 
 
 from __future__ import annotations
 
-from typing import Any
-
 from pathlib import Path
+from typing import Any
 
 from hsap.data.fields import Fields
 from hsap.data.sources import hf
