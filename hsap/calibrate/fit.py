@@ -175,7 +175,7 @@ def fit_links(network: Network, num_ranks: int, ranks_per_node: int, base: Clust
     first = next(iter(links))
     message = float(np.mean([_slope(link.launches) for link in links.values()]))
     cluster = replace(base, message_overhead_s=message, comm_cores=links[first].message_cores)
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, float, float]] = {}
     residuals: list[Any] = []
     for kind, link in links.items():
         found[kind], more = _fit_link(link, kind, cluster)

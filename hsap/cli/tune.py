@@ -80,7 +80,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     if arguments.planners is not None:
         planners = named("--planners", usual, [name.strip() for name in arguments.planners.split(",")])
     found = named("--model, --cluster, --nodes, --seq-len", search.tune, job, planners, top)
-    measured = None
+    measured: dict[int, trials.Measured] | None = None
     if arguments.measure:
         measured = {}
         for i, row in enumerate(found.rows[:MEASURED]):

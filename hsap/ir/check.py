@@ -6,6 +6,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Iterable
+from types import UnionType
 from typing import Any
 
 from hsap.ir.slice import UNBOUNDED
@@ -94,7 +95,7 @@ def excess(name: str, value: Any) -> float:
     return given
 
 
-def instance(name: str, value: Any, kind: type, example: str) -> Any:
+def instance(name: str, value: Any, kind: type | UnionType, example: str) -> Any:
     """Give a value of that kind; ValueError says what was given, and what to give."""
     if not isinstance(value, kind):
         raise Refused(f"{name} is {shown(value)}, of type {type(value).__name__}; give {example}")

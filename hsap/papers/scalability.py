@@ -56,7 +56,8 @@ def figure5(draw: Draw, seeds: int) -> Table:
     known, cluster = published("5"), Cluster.preset(CLUSTER, nodes=GPUS // NODE)
     figures, rows = [], []
     for length in LENGTHS:
-        figure, row = {"seq_len": length}, [f"{length >> 10}K"]
+        figure: dict[str, Any] = {"seq_len": length}
+        row = [f"{length >> 10}K"]
         for method in (MEGATRON, RING, ULYSSES, HSAP):
             figure[method], shown = _best(list(_ways(method, length, cluster)), length, cluster.capacity_bytes)
             row.append(shown)
@@ -134,7 +135,7 @@ def _megatron(length: int, stages: int, cluster: Cluster) -> Iterator[Way]:
         in_flight = layers * min(stages, turns)
         kept = tokens * (in_flight * rest + (1 if again else in_flight) * saved)
         needs = (2 + 4 + 12 / dp) * params + kept + working + reserve_bytes(cluster)
-        yield Way(f"dp {dp}, {stages} stages{AGAIN * again}", turn * (turns + stages - 1) + once, needs)
+        yield Way(f"dp {dp}, {stages} stages{AGAIN * again}", float(turn * (turns + stages - 1) + once), needs)
 
 
 def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict[str, Any], str]:

@@ -59,7 +59,7 @@ class Decoder:
         kernel: Kernel,
         precision: Precision,
         arena: Tensor | None,
-        device: torch.device,
+        device: torch.device | str,
     ) -> None:
         self.plan, self.mask, self.rank = plan, mask, rank
         self.programs: Programs = plan.programs[mask][direction]

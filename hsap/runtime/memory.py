@@ -87,7 +87,7 @@ class Memory:
         rank: int,
         precision: Precision,
         arena: Tensor | None,
-        device: torch.device,
+        device: torch.device | str,
     ) -> None:
         buffers = programs.buffers
         self.first, stop = int(buffers.offsets[rank]), int(buffers.offsets[rank + 1])

@@ -151,7 +151,7 @@ class Growing:
         self.parts.append(store)
         self.documents += len(store.ids)
         self.tokens += len(store.tokens)
-        self.trained += len(store.tokens) if store.trained is None else int(np.count_nonzero(store.trained))
+        self.trained += len(store.tokens) if store.trained is None else int(np.count_nonzero(store.trained[:]))
         self.read += read
         self.chats += chats
 
@@ -176,13 +176,13 @@ class Growing:
 
     def _columns(self, dtype: np.dtype) -> Iterator[tuple[str, Iterable[bytes | np.ndarray]]]:
         parts = self.parts
-        yield "tokens", (part.tokens.astype(dtype) for part in parts)
+        yield "tokens", (part.tokens[:].astype(dtype) for part in parts)
         yield "starts", [_starts([part.lengths for part in parts])]
         ids = [[name.encode("utf-8", "surrogatepass") for name in part.ids] for part in parts]
         yield "ids", map(b"".join, ids)
         yield "id_starts", [_starts([np.array([*map(len, some)], np.int64) for some in ids])]
         if any(part.trained is not None for part in parts):
-            marks = [np.ones(len(part.tokens), bool) if part.trained is None else part.trained for part in parts]
+            marks = [np.ones(len(part.tokens), bool) if part.trained is None else part.trained[:] for part in parts]
             yield "trained", [np.packbits(np.concatenate(marks), bitorder="little")]
         if any(part.answers is not None for part in parts):
             counts = [np.diff(p.answers[0]) if p.answers is not None else np.zeros(len(p.ids), int) for p in parts]

@@ -124,7 +124,7 @@ class _Attention(torch.autograd.Function):
         (norm_C, *norms), own = weights[:num_whole], weights[num_whole:]
         x_TC = rms_norm(hidden_TC, norm_C, block.config.norm_eps)
         out_TC = hidden_TC.to(wide_dtype(hidden_TC.dtype), copy=True)
-        kept = []
+        kept: list[Tensor] = []
         for shard, shared in broadcasts(block.transport, bundle(own), block.shapes):
             q_THD, k_THD, v_THD = block.raw(x_TC, shared)
             q_THD, k_THD = block.turned(q_THD, k_THD, (cos, sin), norms)
