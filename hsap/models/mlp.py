@@ -80,7 +80,9 @@ def gated_gradients(gate_NF: Tensor, up_NF: Tensor, dact_NF: Tensor) -> tuple[Te
     return act_NF, torch.ops.aten.silu_backward(up_NF, gate_NF), dact_NF
 
 
-def _add_chunk(x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple, gradients: tuple) -> None:
+def _add_chunk(
+    x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple[Tensor, ...], gradients: tuple[Tensor, ...]
+) -> None:
     """Put the gradient of a chunk's rows into dx and add those of the weights."""
     gate_FC, up_FC, down_CF = weights
     act_NF, dgate_NF, dup_NF = gated_gradients(x_NC @ gate_FC.t(), x_NC @ up_FC.t(), do_NC @ down_CF)

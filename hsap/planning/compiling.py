@@ -11,7 +11,7 @@ import struct
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class PlanningSetup:
 
     problem: Problem
     planner: str
-    options: dict
+    options: dict[str, Any]
     verify: bool
 
     def plan(self, batch: MicroBatch | Shape) -> Plan:

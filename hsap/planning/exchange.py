@@ -15,9 +15,9 @@ import time
 from collections import OrderedDict
 from concurrent import futures
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from hsap.data.batch import MicroBatch
 from hsap.ir.plan import Plan
@@ -58,7 +58,7 @@ class PlanExchange:
 
     def __init__(
         self,
-        store: dist.Store | None,
+        store: Any,
         name: str,
         rank: int,
         num_ranks: int,

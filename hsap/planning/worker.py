@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hsap.ir.layout import Layout
 from hsap.planning.compiling import PlanningSetup, Shape
@@ -29,7 +29,7 @@ def serve(descriptor: int) -> NoReturn:
             os._exit(0)
 
 
-def _read(connection: Connection, messages: queue.SimpleQueue) -> None:
+def _read(connection: Connection, messages: queue.SimpleQueue[Any]) -> None:
     """Read on a thread of its own, so that the rank's end is noticed during a long plan too."""
     try:
         while True:

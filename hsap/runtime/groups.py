@@ -90,4 +90,5 @@ def connect(group: dist.ProcessGroup | None = None, device: torch.device | str =
 
 def job_store() -> Any:
     """Give a connection of its own to the store at which the job's processes met; a waiting `get` holds up no other."""
-    return dist.distributed_c10d._get_default_store().clone()
+    store: Any = dist.distributed_c10d._get_default_store()
+    return store.clone()
