@@ -121,7 +121,7 @@ class Adapter:
                 "num_items_in_batch=: a rank doesn't know how many targets the others have, and a mean over its own is "
                 "wrong"
             )
-        scale = kwargs.get("loss_scale")
+        scale: Any = kwargs.get("loss_scale")
         if targets is not None and getattr(scale, "dtype", None) in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"transformers: loss_scale came as {scale.dtype}, which rounds loss and gradients; under "

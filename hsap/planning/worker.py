@@ -17,7 +17,8 @@ from hsap.planning.compiling import PlanningSetup, Shape
 
 def serve(descriptor: int) -> NoReturn:
     """Answer what comes through a connection until its other end is closed."""
-    connection, messages = Connection(descriptor), queue.SimpleQueue()
+    connection = Connection(descriptor)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
     setup = PlanningSetup.from_bytes(messages.get())
     setup.compile(Layout.from_lengths([]))  # loads the planner's code before the first plan is wanted
