@@ -8,6 +8,7 @@ import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def run(config: TrainConfig, settings: str | None = None) -> None:
     """
     inputs = read_inputs(config)
     with Watch(config.guard, config.out) as watch:
-        mesh = join(config)
+        mesh = join(config, watch.meeting)
         watch.ranks_of = dist.get_process_group_ranks(mesh.sp)
         engine = build(config, inputs.model, mesh)
         trainer = Trainer(config, inputs, engine, watch.position)
@@ -80,7 +81,7 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step, evaluating and saving on the way."""
         config = self.config
-        state = {"step": 0, "cursor": None}
+        state: dict[str, Any] = {"step": 0, "cursor": None}
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
             load(self.engine, config, state)

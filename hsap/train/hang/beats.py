@@ -8,6 +8,7 @@ it last had an answer.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +24,12 @@ _VERDICT = f"{_PREFIX}/verdict"
 
 
 def meet(rank: int, num_ranks: int, patience_s: float | None) -> dist.Store:
-    """Give the store at which the job's ranks meet, as the launcher's variables say; rank 0 makes it if nobody else."""
+    """Give the store at which the job's ranks meet, as the launcher's variables say; rank 0 makes it if nobody else.
+
+    torchrun's agent keeps its store when it starts ranks again: what the ranks before them have left is out of sight.
+    """
     store, _, _ = next(iter(dist.rendezvous("env://", rank, num_ranks, timeout=_limit(patience_s))))
-    return store
+    return dist.PrefixStore(f"hsap/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _limit(patience_s: float | None) -> timedelta:

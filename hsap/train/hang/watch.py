@@ -49,7 +49,7 @@ class Watch:
     """One rank's watch. Collective when made, before ranks join in groups; ValueError names those that don't come.
 
     out: the run's folder. `position` is to be kept up to date by whoever trains. ranks_of: the job's ranks of this SP
-    group, in which planners are numbered; to be set once that is known.
+    group, in which planners are numbered; to be set once that is known. meeting: the job's store.
     """
 
     def __init__(self, settings: GuardConfig, out: str) -> None:
@@ -67,9 +67,9 @@ class Watch:
         if patience_s is not None:
             faulthandler.dump_traceback_later(patience_s + _LOCK_S, exit=True)
         # Kept: where rank 0 holds the store, the process group made later shares it.
-        self._meeting = meet(self.rank, self.num_ranks, patience_s)
+        self.meeting = meet(self.rank, self.num_ranks, patience_s)
         person = Person.here(shared.path, index)
-        self.beats = Beats(self._meeting.clone, self.rank, self.num_ranks, person, self.beat_s, patience_s)
+        self.beats = Beats(self.meeting.clone, self.rank, self.num_ranks, person, self.beat_s, patience_s)
         self._records = [self._record_of(rank) for rank in range(self.num_ranks)]
         self._seen: tuple[int, ...] = ()
         self._ended_since: float | None = None
