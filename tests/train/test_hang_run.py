@@ -32,7 +32,7 @@ def broken(folder, out, do, *more):
     for rank in world.ranks:
         rank.join(60)
     assert all(rank.exitcode not in (0, None) for rank in world.ranks)
-    told = [line for line in world.told.splitlines() if line.startswith("train.py")]
+    told = [line for line in world.told.splitlines() if line.startswith("train.py:")]
     assert len(told) == 1, world.told
     return told[0], time.monotonic() - begin
 
