@@ -13,6 +13,7 @@ import warnings
 from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +41,7 @@ class Engine:
     def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
         self.position = Position()
-        self._norm: float | None = None
+        self._norm: Any = None
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
             deepspeed.clip_fp32_gradients = lambda: sharding.clip(
@@ -81,8 +82,8 @@ class Engine:
         return value if value is not None and math.isfinite(value) else None
 
 
-def join(config: TrainConfig) -> Mesh:
-    """Join the other ranks. Collective over the job."""
+def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
+    """Join the other ranks. Collective over the job. store: where they meet; None: as the launcher says."""
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -94,9 +95,19 @@ def join(config: TrainConfig) -> Mesh:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Its shared-memory communicator is compiled at first use (most of a minute) and gloo does without it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
-    )
+    # Behind the watch, which tells more (hsap.train.hang): this limit is for what it doesn't see.
+    limits = (config.guard.timeout_s, config.guard.start_timeout_s)
+    timeout = timedelta(days=30) if None in limits else max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits)))
+    if store is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # In the agent's store torch would find the addresses of the ranks before these.
+        known = (
+            {"device_id": torch.device("cuda", torch.cuda.current_device())} if config.engine.backend == "nccl" else {}
+        )
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.init_process_group(
+            config.engine.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **known
+        )
+    deepspeed.init_distributed(config.engine.backend, timeout=timeout, verbose=False, dist_init_required=True)
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 
@@ -111,7 +122,7 @@ def _model(
 
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
-    folder = None if config.resume else config.model.get("from")
+    folder: Any = None if config.resume else config.model.get("from")
     sharding = None
     if config.parallel == "tsp":
         sharding = Sharding(config.tsp_degree, device)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hsap.ir.check import printable
 from hsap.keys import unknown
@@ -46,13 +46,14 @@ class Task:
     """What Hydra calls: keeps the composed configuration of a single run, or the finished jobs of a sweep."""
 
     def __init__(self) -> None:
-        self.values: Mapping[str, object] | None = None
+        self.values: Mapping[str, Any] | None = None
         self.jobs: list[Job] = []
 
     def __call__(self, config) -> None:
         from omegaconf import OmegaConf
 
-        self.values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        self.values = values
 
 
 def main(config_dir: Path) -> None:
@@ -102,11 +103,13 @@ def _train(
     config: TrainConfig, values: Mapping[str, object], rank: int, settings: Callable[[Mapping[str, object]], str]
 ) -> None:
     # DeepSpeed looks for accelerators when first imported; told which one, it neither guesses nor warns.
+    assert config.engine.device is not None, "settled before"
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())
+    patience_s = config.guard.start_timeout_s
     try:
-        with _agreed(config.out, rank, config.world_size) as (out, goes_on):
+        with _agreed(config.out, rank, config.world_size, patience_s) as (out, goes_on):
             from hsap.train.run import run
 
             found = {"topology": config.topology, "out": out}
@@ -188,7 +191,7 @@ def _out(values: Mapping[str, object], world_size: int) -> str:
 
 
 @contextmanager
-def _agreed(out: str, rank: int, world_size: int) -> Iterator[tuple[str, bool]]:
+def _agreed(out: str, rank: int, world_size: int, patience_s: float | None) -> Iterator[tuple[str, bool]]:
     """Give all ranks rank 0's directory, and whether they go on with what an earlier attempt of this job left there.
 
     Ranks that a launcher started may read the clock in different seconds. Uses the launcher's own store; torch shares
@@ -201,9 +204,9 @@ def _agreed(out: str, rank: int, world_size: int) -> Iterator[tuple[str, bool]]:
     goes_on = restarted and restarts.go_on(out)
     store = None
     if world_size > 1:
-        import torch.distributed as dist
+        from hsap.train.hang.beats import meet
 
-        store, _, _ = next(iter(dist.rendezvous("env://", rank, world_size)))
+        store = meet(rank, world_size, patience_s)
         if rank == 0:
             store.set("hsap/out", json.dumps([out, restarted, goes_on]))
         out, restarted, goes_on = json.loads(store.get("hsap/out"))
@@ -237,7 +240,7 @@ def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
         time.sleep(_PRECEDENCE_S if rank else 0)
         if not watch.claim(text):
             os._exit(1)
-    tell(text, rank, final=message)
+    tell(text, rank, final=message, amid=watch is not None)
     os._exit(1)
 
 

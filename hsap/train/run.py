@@ -8,6 +8,7 @@ import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from hsap.ir.span import positions
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.position import Phase, Position
-from hsap.runtime.groups import job_store
 from hsap.runtime.upload import Upload
 from hsap.targets import NO_TARGET
 from hsap.train.agreement import agree
@@ -49,8 +49,9 @@ def run(config: TrainConfig, settings: str | None = None) -> None:
     may wait for ranks that no longer answer.
     """
     inputs = read_inputs(config)
-    mesh = join(config)
-    with Watch(config.guard, job_store, config.out, dist.get_process_group_ranks(mesh.sp)) as watch:
+    with Watch(config.guard, config.out) as watch:
+        mesh = join(config, watch.meeting)
+        watch.ranks_of = dist.get_process_group_ranks(mesh.sp)
         engine = build(config, inputs.model, mesh)
         trainer = Trainer(config, inputs, engine, watch.position)
         if settings is not None and dist.get_rank() == 0:
@@ -64,13 +65,13 @@ def run(config: TrainConfig, settings: str | None = None) -> None:
 class Trainer:
     """One rank's loop over planned steps. position: where it notes what it is at."""
 
-    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine, position: Position) -> None:
-        self.config, self.inputs, self.engine, self.position = config, inputs, engine, position
+    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine, position: Position | None = None) -> None:
+        self.config, self.inputs, self.engine, self.position = config, inputs, engine, position or Position()
         self.mesh = engine.mesh
         self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
         self.attention = Attention(config, inputs.model, self.mesh, engine.device, self.capacity.even)
         self.session = self.attention.session
-        self.session.position = engine.position = position
+        self.session.position = engine.position = self.position
         self.figures = StepFigures(inputs.model, engine, config.cluster.flops_per_s)
         self.evaluation: Evaluation | None = None
         if inputs.eval_data is not None:
@@ -80,7 +81,7 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step, evaluating and saving on the way."""
         config = self.config
-        state = {"step": 0, "cursor": None}
+        state: dict[str, Any] = {"step": 0, "cursor": None}
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
             load(self.engine, config, state)

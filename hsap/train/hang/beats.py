@@ -8,10 +8,12 @@ it last had an answer.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -19,6 +21,19 @@ from hsap.train.hang.processes import Person
 
 _PREFIX = "hsap/hang"
 _VERDICT = f"{_PREFIX}/verdict"
+
+
+def meet(rank: int, num_ranks: int, patience_s: float | None) -> dist.Store:
+    """Give the store at which the job's ranks meet, as the launcher's variables say; rank 0 makes it if nobody else.
+
+    torchrun's agent keeps its store when it starts ranks again: what the ranks before them have left is out of sight.
+    """
+    store, _, _ = next(iter(dist.rendezvous("env://", rank, num_ranks, timeout=_limit(patience_s))))
+    return dist.PrefixStore(f"hsap/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _limit(patience_s: float | None) -> timedelta:
+    return timedelta(days=30) if patience_s is None else timedelta(seconds=patience_s)
 
 
 class Beats:
@@ -29,14 +44,28 @@ class Beats:
     """
 
     def __init__(
-        self, connect: Callable[[], dist.Store], rank: int, num_ranks: int, person: Person, beat_s: float
+        self,
+        connect: Callable[[], dist.Store],
+        rank: int,
+        num_ranks: int,
+        person: Person,
+        beat_s: float,
+        patience_s: float | None,
     ) -> None:
         self.rank, self.num_ranks, self.beat_s = rank, num_ranks, beat_s
-        self._connect, self._store = connect, connect()
+        # One for the beats, one for what is said in the end, when the first may be stuck.
+        self._store, self._last = connect(), connect()
         self._store.set(f"{_PREFIX}/person/{rank}", json.dumps(person.to_json()))
-        self.people = tuple(
-            Person(**json.loads(text)) for text in self._fetch([f"{_PREFIX}/person/{r}" for r in range(num_ranks)])
-        )
+        keys = [f"{_PREFIX}/person/{r}" for r in range(num_ranks)]
+        try:
+            self._store.wait(keys, _limit(patience_s))
+        except dist.DistStoreError:
+            missing = ", ".join(str(r) for r, key in enumerate(keys) if not self._store.check([key]))
+            raise ValueError(
+                f"rank {rank} waited {patience_s:g} s for the others (guard.start_timeout_s), and these haven't come: "
+                f"{missing}; see what they wait for, or whether they, or their hosts, are there"
+            ) from None
+        self.people = tuple(Person(**json.loads(text)) for text in self._fetch(keys))
         self.wanted = False
         self.heard: dict[int, tuple[bytes, float]] = {}
         self.verdict: dict | None = None
@@ -61,7 +90,7 @@ class Beats:
 
         def ask() -> None:
             with suppress(RuntimeError, ValueError):  # where the store is gone, that there is no answer says it
-                answer.append(json.loads(self._connect().compare_set(_VERDICT, "", json.dumps(said))))
+                answer.append(json.loads(self._last.compare_set(_VERDICT, "", json.dumps(said))))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()

@@ -12,14 +12,14 @@ from hsap.train.hang.processes import GONE, Person
 _PHASES = {
     Phase.START: "before the first step",
     Phase.DATA: "between two steps",
-    Phase.AGREE: "comparing plans with the others",
+    Phase.AGREE: "comparing plans",
     Phase.FORWARD: "in the model's forward pass",
     Phase.BACKWARD: "in the model's backward pass",
     Phase.UPDATE: "in the optimizer's update, gradients' reduction included",
-    Phase.FIGURES: "summing the step's figures with the others",
+    Phase.FIGURES: "summing the step's figures",
     Phase.EVALUATE: "in evaluation",
     Phase.SAVE: "writing its part of a checkpoint",
-    Phase.SAVED: "waiting for the others' parts of a checkpoint",
+    Phase.SAVED: "with its part of a checkpoint written",
     Phase.END: "at the end of the run",
     Phase.LEFT: "through with the run",
 }
@@ -120,7 +120,7 @@ class Sight:
                 plan, step = self.words[Word.PLAN], self.words[Word.STEP]
                 return f"waits for the plan of micro-batch {plan} from rank {self.peer} (after step {step})"
             case Wait.ALL:
-                return f"waits {self.where}"
+                return f"waits for the others, {self.where}"
         return None
 
     @property

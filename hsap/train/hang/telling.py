@@ -19,6 +19,7 @@ class Fault(Enum):
     SILENT = "see to the process and its host"
     WORKS = "its stacks are in OUT/hang-rankR.txt"
     BEHIND = "stacks of these ranks are in OUT/hang-rankR.txt"
+    STORE = "see to that process, its host and the network between"
     CIRCLE = "see to the network between the hosts of these ranks"
 
 
@@ -89,7 +90,7 @@ def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
         bare = all(name.removeprefix("rank ").isdigit() for name in names)
         if bare and len(names) > 1:
             numbers = [name.removeprefix("rank ") for name in names]
-            lines.append(f"ranks {', '.join(numbers[:-1])} and {numbers[-1]} each {text}")
+            lines.append(f"each of ranks {', '.join(numbers[:-1])} and {numbers[-1]} {text}")
         else:
             lines.append(f"{' and '.join(names)} {text}")
     more = len(lines) - _SHOWN

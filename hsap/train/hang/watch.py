@@ -14,19 +14,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed as dist
-
 from hsap.ir.program import Op
+from hsap.launched import Place
 from hsap.position import Phase, Planning, Position, Wait, Word, decode, moves
 from hsap.train import flags
 from hsap.train.guard.settings import GuardConfig
 from hsap.train.hang import telling
-from hsap.train.hang.beats import Beats
-from hsap.train.hang.processes import Person
+from hsap.train.hang.beats import Beats, meet
+from hsap.train.hang.processes import Person, born
 from hsap.train.hang.shared import mine, open_at
 from hsap.train.hang.sight import Sight
 from hsap.train.told import is_echo, tell
@@ -47,29 +46,30 @@ def current() -> Watch | None:
 
 
 class Watch:
-    """One rank's watch. Collective when made.
+    """One rank's watch. Collective when made, before ranks join in groups; ValueError names those that don't come.
 
-    connect: gives a connection of its own to the job's store. out: the run's folder. `position` is to be kept up to
-    date by whoever trains. ranks_of: the job's ranks of this SP group, whose planners are numbered within it.
+    out: the run's folder. `position` is to be kept up to date by whoever trains. ranks_of: the job's ranks of this SP
+    group, in which planners are numbered; to be set once that is known. meeting: the job's store.
     """
 
-    def __init__(
-        self,
-        settings: GuardConfig,
-        connect: Callable[[], dist.Store],
-        out: str,
-        ranks_of: Sequence[int],
-    ) -> None:
+    def __init__(self, settings: GuardConfig, out: str) -> None:
         self.settings, self.out = settings, out
-        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.ranks_of = tuple(ranks_of)
+        place = Place.of(os.environ)
+        self.rank, self.num_ranks = place.rank, place.world_size
+        self.ranks_of: Sequence[int] = range(self.num_ranks)
         shared, index = mine(self.rank)
         self.position = Position(shared.record(index))
         least = min(limit for limit in (settings.timeout_s, settings.start_timeout_s, 20.0) if limit is not None)
         self.beat_s = min(1.0, least / 20)
         now = time.monotonic_ns()
         self.position.words[Word.BEAT_NS] = self.position.words[Word.MOVED_NS] = now
-        self.beats = Beats(connect, self.rank, self.num_ranks, Person.here(shared.path, index), self.beat_s)
+        patience_s = settings.start_timeout_s
+        if patience_s is not None:
+            faulthandler.dump_traceback_later(patience_s + _LOCK_S, exit=True)
+        # Kept: where rank 0 holds the store, the process group made later shares it.
+        self.meeting = meet(self.rank, self.num_ranks, patience_s)
+        person = Person.here(shared.path, index)
+        self.beats = Beats(self.meeting.clone, self.rank, self.num_ranks, person, self.beat_s, patience_s)
         self._records = [self._record_of(rank) for rank in range(self.num_ranks)]
         self._seen: tuple[int, ...] = ()
         self._ended_since: float | None = None
@@ -227,16 +227,19 @@ class Watch:
     def _speak(self, sights: list[Sight], what: str) -> None:
         """Say why all end, unless another rank has said it; ends this process in either case."""
         found = telling.blame(sights, max(5 * self.beat_s, 2.0))
-        text = f"{what}. {self._lost_store()}At fault: {telling.stands(sights, found)}. {self._advice(found)}"
+        stands, lost = telling.stands(sights, found), self._lost_store()
+        if lost and found.fault in (telling.Fault.BEHIND, telling.Fault.CIRCLE, telling.Fault.WORKS):
+            found = telling.Blame(telling.Fault.STORE, ())
+        text = f"{what}. At fault: {'; '.join(filter(None, (lost, stands)))}. {self._advice(found)}"
         said = {"by": self.rank, "text": text, "ranks": found.ranks, "silent": found.fault == telling.Fault.SILENT}
         stands = self.beats.claim(said, _CLAIM_S)
         if stands is not None:
             if stands["by"] == self.rank:
-                tell(text, self.rank)
+                tell(text, self.rank, amid=True)
             self._leave(stands)
         # Without the store the ranks of one machine can still agree who speaks.
         if (address := _first_here(self.beats.people[0])) is not None:
-            tell(text, self.rank)
+            tell(text, self.rank, amid=True)
             time.sleep(_CLAIM_S)
             address.close()
         self._leave(said)
@@ -246,9 +249,13 @@ class Watch:
         if silent_s < max(10 * self.beat_s, 2.0):
             return ""
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        parent = Person("", "", os.getppid(), born(os.getppid()), "", 0)
+        holder = "the launcher's agent" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        if parent.state() in ("T", "t") and holder != "rank 0":
+            holder += f", pid {parent.pid}, which is stopped"
         return (
-            f"The job's store at {where} hasn't answered for {silent_s:.0f} s either: the process that holds it (rank "
-            "0's, or the launcher's agent) is stopped or gone, or the network to it is lost. "
+            f"the job's store at {where} hasn't answered for {silent_s:.0f} s: the process that holds it ({holder}) is "
+            "stopped or gone, or the network to it is lost"
         )
 
     def _advice(self, found: telling.Blame) -> str:
