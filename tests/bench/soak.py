@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hsap.children import asks_to_end_with_us
 from tests.bench.curves import Panel, svg
 from tests.bench.faults.forked import Forked
 from tests.bench.record import RESULTS, caption, conditions, record
@@ -70,6 +71,7 @@ class Size:
 
     topology: str = "4x2"
     seconds: float | None = 1800.0
+    last_step: int | None = None
     every: int = 5
     save_every: int = 50
     eval_every: int = 40
@@ -93,10 +95,13 @@ class Soak:
         if not self._is_done("first"):
             for path in (self.first, self.second):
                 shutil.rmtree(path, ignore_errors=True)
-            self._train("first", Order(str(self.folder / "first-seen"), self.size.every, self.size.seconds))
+            size, seen = self.size, str(self.folder / "first-seen")
+            self._train("first", Order(seen, size.every, size.seconds, size.last_step, aside=True))
         last = figures(self.first)[-1]["step"]
         if not self._is_done("second"):
-            self._train("second", Order(str(self.folder / "second-seen"), self.size.every, None, last), "resume=true")
+            self._train(
+                "second", Order(str(self.folder / "second-seen"), self.size.every, last_step=last), "resume=true"
+            )
 
     def _is_done(self, name: str) -> bool:
         return (self.folder / f"{name}.done").exists()
@@ -117,7 +122,8 @@ class Soak:
         else:
             with told.open("wb") as file:
                 command = [sys.executable, str(PROGRAM), *arguments]
-                done = subprocess.run(command, env=environment, cwd=REPOSITORY, stdout=file, stderr=file, check=False)
+                places = {"env": environment, "cwd": REPOSITORY, "stdout": file, "stderr": file}
+                done = subprocess.run(command, **places, check=False, preexec_fn=asks_to_end_with_us())
             code = done.returncode
         if code:
             raise RuntimeError(f"soak: {name} run: exit code {code}\n{told.read_text(errors='replace')[-4000:]}")
@@ -231,9 +237,9 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
     """Run both, print what came of them, keep it; 1 where something grows or differs, or a plan wasn't verified."""
     asked = _parser().parse_args(argv)
     found = conditions()
-    size = Size(asked.topology, asked.minutes * 60, asked.every)
+    size = Size(asked.topology, asked.minutes * 60, None, asked.every)
     if asked.quick:
-        size = Size(asked.topology, 4.0, 1, 2, 3, 200, forked=True)
+        size = Size(asked.topology, None, 12, 1, 2, 3, 200, forked=True)
     home = Path(asked.out or tempfile.mkdtemp(prefix="bench-soak-"))
     print(f"soak: {caption(found, topology=size.topology, minutes=asked.minutes)}; in {home}", flush=True)
     soak = Soak(home, size)

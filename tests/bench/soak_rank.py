@@ -6,6 +6,7 @@ The process that starts the ranks runs this too; rank 0 looks at it as well.
 import ctypes
 import gc
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,14 +25,20 @@ MIDDLE = "middle"
 class Order:
     """What a rank is told. folder: for samples and plans. every: steps between samples.
 
-    seconds: after which the run ends with the step that begins, and half of which the newest checkpoint is put aside;
-    None: there is no such limit. last_step: the one that the run ends with, None likewise.
+    The run ends with the step that begins after so many seconds, or with the last step; None: there is no such limit.
+    aside: half-way the newest checkpoint is put aside, for a second run to go on from.
     """
 
     folder: str
     every: int
     seconds: float | None = None
     last_step: int | None = None
+    aside: bool = False
+
+    def done(self, seconds: float, step: int) -> float:
+        """Give which part of the way is behind a run that begins a step."""
+        parts = (0.0, seconds / (self.seconds or math.inf), step / (self.last_step or math.inf))
+        return max(parts)
 
 
 class _Allocated(ctypes.Structure):
@@ -55,7 +62,7 @@ class Watcher:
         self.folder = Path(order.folder)
         self.store = job_store() if self.rank == 0 else None
         self.begun = time.monotonic()
-        self.set_aside = self.rank != 0 or order.seconds is None
+        self.to_put_aside = order.aside and self.rank == 0
         self.samples = (self.folder / f"samples-{self.rank}.jsonl").open("a", encoding="utf-8")
         self.plans = (self.folder / f"used-{self.rank}.txt").open("a", encoding="utf-8")
         self.libc = ctypes.CDLL(None)
@@ -69,13 +76,10 @@ class Watcher:
         if self.trainer.mesh.sp_rank == 0:
             self.plans.writelines(f"{plan.hash}\n" for plan in step.plans)
             self.plans.flush()
-        passed = time.monotonic() - self.begun
-        if not self.set_aside and passed > order.seconds / 2:
-            self.set_aside = _put_aside(Path(self.trainer.config.out), self.folder.parent)
-        if self.rank == 0 and (
-            (order.seconds is not None and passed > order.seconds and self.set_aside)
-            or (order.last_step is not None and number >= order.last_step)
-        ):
+        done = order.done(time.monotonic() - self.begun, number)
+        if self.to_put_aside and done >= 0.5:
+            self.to_put_aside = not _put_aside(Path(self.trainer.config.out), self.folder.parent)
+        if self.rank == 0 and done >= 1 and not self.to_put_aside:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def after(self, step) -> None:
