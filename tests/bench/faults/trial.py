@@ -113,6 +113,7 @@ class Bench:
     def try_(self, case: Case) -> Verdict:
         """Make the fault and judge what comes of it."""
         home = self.folder / case.folder
+        shutil.rmtree(home, ignore_errors=True)
         for name in ("shm", "tmp", "disk"):
             (home / name).mkdir(parents=True)
         with _disk(home / "disk", case.kind == "disk") as disk:
@@ -120,7 +121,7 @@ class Bench:
             if case.moment in NOT_YET:
                 self._begun(out)
             told, seconds, codes, wrong = self._run(case, home, out)
-            left = leftovers(home, case, out)
+            left = leftovers(home, out)
             message, problems = said(case, told, codes)
             wrong += problems + [f"left behind: {what}" for what in left]
             for path in disk.glob("ballast"):
@@ -291,16 +292,15 @@ def of_case(mark: str, told: Path) -> list[int]:
     return sorted(found)
 
 
-def leftovers(home: Path, case: Case, out: Path) -> list[str]:
-    """Files that a run leaves where they are of no use: shared memory, temporary ones, locks and sockets."""
-    left = [f"/dev/shm/{path.relative_to(home / 'shm')}" for path in _files(home / "shm")]
-    left += [f"temporary {path.relative_to(home / 'tmp')}" for path in _files(home / "tmp")]
-    left += [f"socket {path.name}" for path in out.rglob("*") if path.is_socket()]
-    return left
+def leftovers(home: Path, out: Path) -> list[str]:
+    """What a run leaves where it is of no use: shared memory, temporary files and folders, sockets.
 
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if not path.is_dir())
+    torch's cache of compiled code, in a folder that it makes wherever it is imported, is meant to stay.
+    """
+    left = [f"/dev/shm/{path.name}" for path in sorted((home / "shm").iterdir())]
+    temporary = (path.name for path in sorted((home / "tmp").iterdir()))
+    left += [f"temporary {name}" for name in temporary if not name.startswith("torchinductor_")]
+    return left + [f"socket {path.name}" for path in sorted(out.rglob("*")) if path.is_socket()]
 
 
 def said(case: Case, told: str, codes: list[int]) -> tuple[str, list[str]]:
