@@ -9,8 +9,10 @@ TIMEOUT_S, START_TIMEOUT_S = 8.0, 30.0
 """`guard.timeout_s` and `guard.start_timeout_s` of the runs: how long no rank may move, and before the first step."""
 ENDED_S, HUNG_S = 45.0, TIMEOUT_S + 45.0
 """Within these all must have ended, from the fault on: where a rank has ended, and where the others must find out."""
-STEP, NUM_STEPS, SAVE_EVERY, EVAL_EVERY = 5, 10, 2, 3
+STEP, NUM_STEPS, SAVE_EVERY, EVAL_EVERY = 5, 14, 2, 3
 """The step from which on faults strike; the newest checkpoint is of the step before."""
+AHEAD, AHEAD_STEP = ("loading", "planning"), 3
+"""Moments of steps to come, up to eight ahead, and the step from which on they are struck."""
 RANK = 2
 NOT_YET = ("start", "reading", "joining")
 """Moments before the first step: these runs go on from a checkpoint, and go on again."""
@@ -75,7 +77,7 @@ class Case:
     def fault(self) -> dict:
         """What `inject.Fault` takes, but for the folder."""
         out = {"kind": self.kind, "moment": self.moment, "rank": self.rank}
-        out["step"] = 0 if self.moment in NOT_YET else STEP
+        out["step"] = 0 if self.moment in NOT_YET else AHEAD_STEP if self.moment in AHEAD else STEP
         if self.moment == "all_to_all":
             out |= {"moment": "forward", "op": "all_to_all"}
         elif self.moment == "backward":
@@ -83,6 +85,13 @@ class Case:
         if self.kind == "late":
             out["seconds"] = TIMEOUT_S / 4
         return out
+
+    @property
+    def saved(self) -> int:
+        """The step whose checkpoint there must be."""
+        if self.survives:
+            return NUM_STEPS
+        return (AHEAD_STEP if self.moment in AHEAD else STEP) - 1
 
     @property
     def message(self) -> str:

@@ -201,9 +201,8 @@ class Bench:
         except ValueError as error:
             return None, [f"not resumable: {error}"]
         at, wrong = state["step"], []
-        expected = NUM_STEPS if case.survives else STEP - 1
-        if at < expected:
-            wrong.append(f"the newest checkpoint is of step {at}, step {expected} had been saved")
+        if at < case.saved:
+            wrong.append(f"the newest checkpoint is of step {at}, step {case.saved} had been saved")
         if problem := damage(out / "checkpoints" / f"step{at}", state, state["files"]):
             wrong.append(problem)
         if not case.survives:
