@@ -130,6 +130,8 @@ class Watch:
     def sights(self) -> list[Sight]:
         """All ranks as this one sees them now."""
         now_ns, now = time.monotonic_ns(), time.monotonic()
+        own = self.position.words
+        own[Word.WAIT], own[Word.PEER] = self._awaits()
         sights = []
         for rank, (person, record) in enumerate(zip(self.beats.people, self._records, strict=True)):
             if record is not None:
