@@ -62,13 +62,6 @@ class Sharding:
         """Tell whether this rank's copy is the one that norms and checkpoints take."""
         return part.holders[0] == self.transport.index
 
-    def norm(self, model: nn.Module) -> float:
-        """Norm of the whole model's gradient, each parameter once."""
-        mine = [p.grad for p in model.parameters() if p.grad is not None and self.counts(p.part)]
-        total = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in mine]).square().sum()
-        dist.all_reduce(total, group=self.shards)
-        return math.sqrt(float(total))
-
     def clip(self, model: nn.Module, norm: float, most: float) -> None:
         """Scale this rank's gradients so that the whole model's, of that norm, has one of `most` at most."""
         factor = min(most / (norm + 1e-6), 1.0)
