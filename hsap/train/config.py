@@ -197,7 +197,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     """
     plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
-    values = {**dict.fromkeys(_NEWER, {}), **values}
+    values = {**{name: {} for name in _NEWER}, **values}
     groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)

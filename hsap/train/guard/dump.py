@@ -44,8 +44,6 @@ from hsap.train.guard.finding import Finding
 
 STATE, FORMAT = "dump.json", "hsap-dump 1"
 _FILE = re.compile(r"(rank|group)(0|[1-9][0-9]*)\.safetensors|group(0|[1-9][0-9]*)-micro(0|[1-9][0-9]*)\.plan")
-    r"(rank(0|[1-9]\d*)|group(0|[1-9]\d*))\.safetensors|group(0|[1-9]\d*)-micro(0|[1-9]\d*)\.plan", re.ASCII
-)
 _NEEDED = ("format", "step", "seen", "model", "dtype", "num_targets", "groups", "config", "versions", "files", "sha256")
 _MICRO = ("lengths", "sequences", "answers", "document_ids", "losses", "targets")
 
@@ -80,7 +78,7 @@ def write_dump(
     out: Path, batch: StepBatch, plans: Sequence[Plan], engine, mesh: Mesh, facts: Mapping[str, object],
     seen: Mapping[str, object], finding: Finding, device: torch.device,
 ) -> Path:  # fmt: skip
-    """Write a step down; gives the folder. Collective over the job; ValueError, on all ranks, where it can't be written.
+    """Write a step down; gives the folder. Collective over the job; ValueError, on all ranks, where that can't be done.
 
     facts: model, dtype, config and versions. seen: told, loss and grad_norm.
     """

@@ -1,4 +1,4 @@
-"""The guard of a run: judges every step between its backward and its update, and sees to what is set for the bad ones."""
+"""The guard of a run: judges every step between backward and update, and sees to what is set for those gone wrong."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from hsap.train.guard.finding import Finding, Search, told_of
 from hsap.train.guard.judge import Judge, Trouble
 
 _ADVICE = {
-    "non_finite": "training has diverged. Lower optim.lr, lengthen optim.warmup_steps or set optim.clip, and start anew "
-    "or from the newest checkpoint (resume=true)",
+    "non_finite": "training has diverged. Lower optim.lr, lengthen optim.warmup_steps or set optim.clip, and start "
+    "anew or from the newest checkpoint (resume=true)",
     "spike": "go on from the newest checkpoint (resume=true), with guard.on_spike=skip or warn, or a lower optim.lr",
 }
 
@@ -46,9 +46,7 @@ class Guard:
         resumed_step: int,
     ) -> None:
         self.config, self.model, self.engine, self.losses = config, model, engine, losses
-        self.search = Search(
-            engine.deepspeed, config.engine.zero_stage, attention, engine.mesh, engine.device
-        )
+        self.search = Search(engine.deepspeed, config.engine.zero_stage, attention, engine.mesh, engine.device)
         past = read_steps(Path(config.out) / METRICS) if resumed_step else ()
         self.judge = Judge(config.guard, (one for one in past if one.get("step", math.inf) <= resumed_step))
 
@@ -74,7 +72,9 @@ class Guard:
                 return trouble
             case "dump":
                 dump = self._dump(step, loss, norm, told, finding)
-                raise ValueError(f"{told}; {found}; `hsap replay {dump}` computes it once more; {_ADVICE[trouble.kind]}")
+                raise ValueError(
+                    f"{told}; {found}; `hsap replay {dump}` computes it once more; {_ADVICE[trouble.kind]}"
+                )
             case _:
                 raise ValueError(f"{told}; {_ADVICE[trouble.kind]}; {found}")
 

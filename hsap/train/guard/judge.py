@@ -85,8 +85,8 @@ class Judge:
             if value - middle > self.config.spike * deviation:
                 shown, usual = (value, middle) if name == "loss" else (norm, math.exp(middle))
                 told.append(
-                    f"the {name} leaps to {shown:.5g}, {(value - middle) / deviation:.1f} deviations above {usual:.5g}, "
-                    f"the median of the last {len(seen)} steps (guard.spike={self.config.spike:g})"
+                    f"the {name} leaps to {shown:.5g}, {(value - middle) / deviation:.1f} deviations above "
+                    f"{usual:.5g}, the median of the last {len(seen)} steps (guard.spike={self.config.spike:g})"
                 )
         return Trouble("spike", " and ".join(told), self.config.on_spike) if told else None
 

@@ -10,7 +10,6 @@ last bits may part. Checkpoints take the first rank's.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
