@@ -20,8 +20,8 @@ from hsap.ir.shared import SHAREABLE, check_shareable, shared_masks
 from hsap.ir.slice import dense
 from hsap.models import ModelConfig
 from hsap.models.llama import build_model
+from hsap.planning.compiling import PlanningSetup
 from hsap.runtime.reference import reference
-from hsap.train.compiling import PlanningSetup
 from tests.models.packed_oracle import visible_attention
 
 chats = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=4))
