@@ -8,11 +8,13 @@ grows with the square of their length, takes seconds; q, k, v and the gradient o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hsap.api import compile
@@ -21,12 +23,13 @@ from hsap.data.loader import StepLoader
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.runtime.accuracy import exact_attention, random_inputs, rmse
+from hsap.runtime.gathering import gather_texts
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.reference import reference
+from hsap.train.attention import kernel_options, planned_heads
 from hsap.train.config import TrainConfig
-from hsap.train.inputs import Inputs, kernel_options, planning_setup
-from hsap.train.tsp.planning import Variants
+from hsap.train.inputs import Inputs
 
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 JUDGED = ("o", "dq", "dk", "dv")
@@ -86,8 +89,7 @@ class Measured:
 
 def measure(config: TrainConfig, inputs: Inputs, micro: MicroBatch, wire: str, device: torch.device) -> Measured:
     """Measure the attention of a micro-batch as the run would compute it with this wire dtype."""
-    setup = planning_setup(replace(config, wire_dtype=wire), inputs.model, 0)
-    setup = Variants.of(setup, inputs.model, config).setups[0]
+    setup = planned_heads(replace(config, wire_dtype=wire), inputs.model, 0).setups[0]
     heads = setup.problem.heads
     layout = Layout.from_lengths(_cut(micro.lengths, heads.num_q_heads), micro.sequences)
     problem = replace(setup.problem, layout=layout, arena_multiple=None)
@@ -138,6 +140,20 @@ def judge(config: TrainConfig, worst: Sequence[tuple[str, float, str, str]]) -> 
     if len(worst) > 1:
         told[-1] += "; this run takes wire_dtype=fp32"
     return replace(config, wire_dtype=wire), f"error budget {budget:g}: {'; '.join(told)}"
+
+
+def keep_budget(config: TrainConfig, inputs: Inputs, device: torch.device) -> tuple[TrainConfig, str]:
+    """Have the first rank measure and all decide alike, as `judge` does. Collective over the job."""
+    said: dict = {}
+    if dist.get_rank() == 0:
+        try:
+            said = {"worst": [(one.wire, *one.worst) for one in weigh(config, inputs, device)]}
+        except Exception as error:
+            said = {"error": f"{type(error).__name__}: {error}"}
+    said = json.loads(gather_texts(json.dumps(said), device=device)[0])
+    if "error" in said:
+        raise ValueError(f"check.error_budget={config.check.error_budget:g} couldn't be measured: {said['error']}")
+    return judge(config, said["worst"])
 
 
 def _cut(lengths: Sequence[int], num_heads: int) -> list[int]:

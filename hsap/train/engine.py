@@ -65,6 +65,19 @@ class Engine:
         all ranks of the job is the whole."""
         return gradients.square(self.deepspeed, self.device)
 
+    def alike(self) -> list[tuple[dict[str, Tensor], dist.ProcessGroup | None]]:
+        """Parameters that all ranks of a group hold alike, with the group (None: all): none where they're partitioned."""
+        parameters = dict(self.deepspeed.module.named_parameters())
+        if self.sharding is not None:
+            replicated = {name: p for name, p in parameters.items() if p.part.axis is None}
+            return [(parameters, self.sharding.owners), (replicated, None)]
+        return [] if any(hasattr(p, "ds_id") for p in parameters.values()) else [(parameters, None)]
+
+    def wait(self) -> None:
+        """Wait until the device has done all it was told to."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def update(self, norm: float) -> None:
         """Update the weights by the step's gradient, of that norm over all ranks."""
         self._norm = norm
@@ -93,6 +106,11 @@ def join(config: TrainConfig) -> Mesh:
         config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
     )
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
+
+
+def own_device(config: TrainConfig) -> torch.device:
+    """This rank's device, once it has joined."""
+    return torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
 
 
 def _model(
@@ -139,9 +157,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     job."""
     import deepspeed
 
-    device = (
-        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
-    )
+    device = own_device(config)
     buffers = Buffers.of(model_config, config.tsp_degree)
     settings = deepspeed_settings(config, buffers)
     model, sharding = _model(config, model_config, settings, device)

@@ -50,7 +50,13 @@ def cases(folder):
         "gradient": ("gradient", ("engine.zero_stage=2",)),
         "leap": (
             "nothing",
-            ("guard.spike=1e-6", "guard.spike_window=8", "guard.on_spike=dump", "engine.zero_stage=3", "train.steps=12"),
+            (
+                "guard.spike=1e-6",
+                "guard.spike_window=8",
+                "guard.on_spike=dump",
+                "engine.zero_stage=3",
+                "train.steps=12",
+            ),
         ),
         "many": ("embedding", ("guard.non_finite=skip", "guard.max_skips=1", "engine.zero_stage=0")),
         "tsp": ("gradient-none", ("guard.non_finite=skip", "parallel=tsp", "planner=zigzag")),
@@ -201,7 +207,7 @@ def test_other_documents_and_another_plan_are_named(ended):
     assert "micro-batch 1, document_ids, number 0 of " in (error := told(ended, "documents"))
     assert "'?' on rank 1" in error
     error = told(ended, "plan")
-    assert 'micro-batch 1, line 2 of the plan\'s text: \'planner "sap"\' on rank 0' in error
+    assert "micro-batch 1, line 2 of the plan's text: 'planner \"sap\"' on rank 0" in error
     assert "'planner \"ring\"' on rank 1" in error
 
 
