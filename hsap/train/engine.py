@@ -66,7 +66,7 @@ class Engine:
         return gradients.square(self.deepspeed, self.device)
 
     def alike(self) -> list[tuple[dict[str, Tensor], dist.ProcessGroup | None]]:
-        """Parameters that all ranks of a group hold alike, with the group (None: all): none where they're partitioned."""
+        """Parameters that all ranks of a group hold alike, with the group, None for all; none where ZeRO parts them."""
         parameters = dict(self.deepspeed.module.named_parameters())
         if self.sharding is not None:
             replicated = {name: p for name, p in parameters.items() if p.part.axis is None}

@@ -56,8 +56,8 @@ class StepFigures:
     def add_up(self, step: PlannedStep, loss: Tensor, square: Tensor, weight_bytes: int) -> Sums:
         """Add up what each rank has of a step whose gradient is there. Collective over the job.
 
-        loss: sum of this rank's token losses; square: its part of the gradient norm's square: float64 scalars. The job's
-        ranks must be at the same place of the data, or `Diverged` says who isn't.
+        loss: sum of this rank's token losses; square: its part of the gradient norm's square: float64 scalars. Ranks
+        must be at the same place of the data, or `Diverged` says who isn't.
         """
         batch, promised = step.batch, astuple(step.figures)
         plans = step.plans if self.engine.mesh.sp_rank == 0 else ()  # each SP group's once

@@ -50,13 +50,16 @@ def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | N
     """
     inputs = read_inputs(config)
     mesh = join(config)
+    changed = {}
     if config.check.error_budget is not None:
+        wire = config.wire_dtype
         config, told = keep_budget(config, inputs, own_device(config))
+        changed = {} if config.wire_dtype == wire else {"wire_dtype": config.wire_dtype}
         inputs = replace(inputs, notices=(*inputs.notices, told))
     engine = build(config, inputs.model, mesh)
     trainer = Trainer(config, inputs, engine)
     if settings is not None and dist.get_rank() == 0:
-        keep(Path(config.out), settings({"wire_dtype": config.wire_dtype}))
+        keep(Path(config.out), settings(changed))
     with trainer.stop_request:
         trainer.train()
         leave(engine)
