@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from hsap.data.batch import MicroBatch, build_micro_batch
-from hsap.data.document import NO_TARGET
 from hsap.data.packing.packs import Piece
 from hsap.data.store import DocumentStore
 from hsap.ir.layout import Layout
 from hsap.planning.compiling import Shape
 from hsap.runtime.groups import Mesh
+from hsap.targets import NO_TARGET
 
 _MAX_LABEL = (1 << 31) - 1
 

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
-from hsap.data.document import NO_TARGET
 from hsap.data.loader import StepBatch
 from hsap.ir.check import one_line, shown
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
 from hsap.runtime.gathering import broadcast_bytes, gather_texts
 from hsap.runtime.groups import Mesh
+from hsap.targets import NO_TARGET
 
 ARRAYS = ("tokens", "labels", "positions")
 """Fields of a micro-batch with a number for each token."""

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
-from hsap.data.document import NO_TARGET
 from hsap.data.loader import StepLoader
 from hsap.ir.span import positions
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.runtime.upload import Upload
+from hsap.targets import NO_TARGET
 from hsap.train.agreement import check_job, check_step, check_weights, settings_of, versions
 from hsap.train.attention import Attention
 from hsap.train.budget import keep_budget

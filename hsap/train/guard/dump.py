@@ -26,7 +26,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
 from hsap.data.batch import MicroBatch
-from hsap.data.document import NO_TARGET
 from hsap.data.loader import StepBatch
 from hsap.files import replace, sync, write
 from hsap.ir.check import MAX_TOKENS, Refused, fields, instance, one_line, shown, whole, wholes
@@ -35,6 +34,7 @@ from hsap.models import ModelConfig
 from hsap.models.config import FREE
 from hsap.runtime.gathering import gather_texts
 from hsap.runtime.groups import Mesh
+from hsap.targets import NO_TARGET
 from hsap.tensorfile import write_tensors
 from hsap.train.agreement import ARRAYS
 from hsap.train.checkpoints import sharding

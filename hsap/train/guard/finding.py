@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.data.batch import MicroBatch
-from hsap.data.document import NO_TARGET
 from hsap.data.loader import StepBatch
 from hsap.ir.check import shown
 from hsap.ir.span import positions
 from hsap.runtime.gathering import gather_texts
 from hsap.runtime.groups import Mesh
+from hsap.targets import NO_TARGET
 from hsap.train.guard.gradients import non_finite
 from hsap.train.guard.watch import Sight, Watch
 
