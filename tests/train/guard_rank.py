@@ -22,6 +22,7 @@ from hsap.api import compile
 from hsap.ir.problem import Topology
 from hsap.planning.steps import PlannedStep
 from hsap.runtime.groups import make_mesh
+from hsap.train.budget import keep_budget
 from hsap.train.checkpoints import sharding
 from hsap.train.engine import build, join
 from hsap.train.inputs import read_inputs
@@ -140,6 +141,8 @@ def _one(config, wrong: str) -> dict:
     if mine and wrong == "settings":
         config = replace(config, optim=replace(config.optim, lr=0.5))
     inputs = read_inputs(config)
+    if config.check.error_budget is not None:
+        config, _ = keep_budget(config, inputs, torch.device("cpu"))
     engine = build(config, inputs.model, make_mesh(Topology.parse(config.topology)))
     if mine and wrong == "weights":
         with torch.no_grad():

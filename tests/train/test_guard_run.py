@@ -60,6 +60,10 @@ def cases(folder):
         ),
         "many": ("embedding", ("guard.non_finite=skip", "guard.max_skips=1", "engine.zero_stage=0")),
         "tsp": ("gradient-none", ("guard.non_finite=skip", "parallel=tsp", "planner=zigzag")),
+        "budget": (
+            "nothing",
+            ("check.error_budget=1.01", "engine.dtype=bf16", "wire_dtype=bf16", "planner=zigzag", "train.steps=1"),
+        ),
         "place": ("place", ("topology=1x1", "train.micro_packs=1")),
     }
     made |= {name: (name, ()) for name in DIVERGED}
@@ -222,3 +226,10 @@ def test_sp_groups_at_another_place_of_the_data_end_together(ended):
     error = told(ended, "place")
     assert f"step {BAD_STEP}: the ranks of the job aren't at the same place of the data: " in error
     assert '"epoch": 7' in error and "on rank 1" in error
+
+
+def test_a_wire_over_the_budget_is_widened_on_all_ranks(ended):
+    said, folder = ended
+    assert all(one["budget"].keys() == {"notes"} for one in said), said[0]["budget"]
+    assert [one["wire_dtype"] for one in steps(folder, "budget")] == ["fp32"]
+    assert "wire_dtype" not in steps(folder, "tsp")[0]
