@@ -60,7 +60,7 @@ class Sameness:
         self._there: dist.Work | torch.cuda.Event | None = None
 
     def begin(self, shape: Shape, labels: np.ndarray | None) -> None:
-        """Begin to compare a batch. Collective over the SP group. labels: int32 [all tokens], None where there are none."""
+        """Begin to compare a batch. Collective over the SP group. labels: int32 [all tokens]; None: it has none."""
         if self.mesh.topology.num_ranks == 1:
             return
         content = b"" if labels is None else np.ascontiguousarray(labels).data

@@ -23,7 +23,7 @@ from hsap.ir.problem import Topology
 from hsap.planning.steps import PlannedStep
 from hsap.runtime.groups import make_mesh
 from hsap.train.budget import keep_budget
-from hsap.train.checkpoints import sharding
+from hsap.train.checkpoints import masters
 from hsap.train.engine import build, join
 from hsap.train.inputs import read_inputs
 from hsap.train.run import Trainer
@@ -71,7 +71,7 @@ class SickTrainer(Trainer):
         engine = self.engine.deepspeed
         if engine.global_steps == 0:
             return []
-        captured, adam_steps = sharding.capture(engine)
+        captured, adam_steps = masters.capture(engine)
         held = [getattr(p, "ds_tensor", p) for p in engine.module.parameters()]
         counters = [adam_steps, engine.global_steps, engine.global_samples, engine.skipped_steps]
         counters.append(engine.micro_steps % engine.gradient_accumulation_steps())

@@ -1,4 +1,4 @@
-"""Error budget: what bf16 on the wire costs is measured, float32 taken where it is too much, and the run refused else."""
+"""Error budget: what bf16 on the wire costs is measured, and what is taken, or refused, for it."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_a_wire_in_bf16_is_measured_and_widened(prepared):
     assert (narrow.alone == wide.alone).all() and narrow.worst[0] > 1.05 > wide.worst[0]
     # bf16 has 8 bits: a device alone rounds its output to half of the last one, about a thousandth of what it is.
     judged = [TENSORS.index(name) for name in JUDGED]
-    assert (1e-4 < narrow.alone[:, judged]).all() and (narrow.alone[:, judged] < 1e-2).all()
+    assert (narrow.alone[:, judged] > 1e-4).all() and (narrow.alone[:, judged] < 1e-2).all()
     assert narrow.worst[1] in JUDGED and narrow.worst[2] in ("window:24", "causal")
     worst = [(one.wire, *one.worst) for one in (narrow, wide)]
     found, told = judge(config, worst)

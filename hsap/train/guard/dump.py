@@ -37,7 +37,7 @@ from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
 from hsap.tensorfile import write_tensors
 from hsap.train.agreement import ARRAYS
-from hsap.train.checkpoints import sharding
+from hsap.train.checkpoints import masters
 from hsap.train.checkpoints.folder import damage, digest, missing
 from hsap.train.checkpoints.tensors import Pieces
 from hsap.train.guard.finding import Finding
@@ -88,7 +88,7 @@ def write_dump(
     try:
         fresh.mkdir(parents=True, exist_ok=True)
         name = f"rank{rank}.safetensors"
-        said["files"][name] = asdict(write_tensors(fresh / name, sharding.weights(engine)))
+        said["files"][name] = asdict(write_tensors(fresh / name, masters.weights(engine)))
         if mesh.sp_rank == 0:
             said["files"] |= _write_group(fresh, mesh.dp_rank, batch.micro_batches, plans)
             said["micros"] = [

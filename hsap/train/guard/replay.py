@@ -24,7 +24,7 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.models.llama import Llama
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.reference import reference
-from hsap.train.checkpoints.sharding import WEIGHT
+from hsap.train.checkpoints.masters import WEIGHT
 from hsap.train.guard.dump import Dump, Dumped
 from hsap.train.guard.finding import Document, describe, document_sums
 from hsap.train.guard.watch import Watch
