@@ -1,25 +1,27 @@
 """Judging a step by its loss and the norm of its gradient, which all ranks know alike.
 
 A leap is measured as OLMo's SkipStepOptimizer does it, against the last 128 steps and not before half of them are
-there, and more robustly: in deviations from the median (the median absolute deviation times 1.4826, which is the
-standard deviation of normal values), because one leap in a window spoils mean and standard deviation for the next. The
-norm's logarithm is taken: norms scatter by factors. Deviations are taken for `LEAST` at least, or a run that hardly
-scatters would leap all the time. What leapt and was left out doesn't enter the window; what was only warned of does.
+there, and more robustly: above the median, in deviations that are the distance from there to the ninth decile over
+1.2816, which is the standard deviation of normal values. One leap in a window would spoil mean and standard deviation
+for the next ones, and what scatters more upward than downward, as norms do, isn't taken for leaps. The norm's
+logarithm is taken: norms scatter by factors. Deviations are taken for `LEAST` at least, or a run that hardly scatters
+would leap all the time. What leapt and was left out doesn't enter the window; what was only warned of does.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from hsap.train.guard.settings import GuardConfig
 
 LEAST = {"loss": 0.005, "gradient norm": 0.05}
 """The least that counts as a deviation: of a loss as a share of the median, of a norm's natural logarithm."""
-_NORMAL = 1.4826
+_DECILE, _NORMAL = 0.9, 1.2815515655446004
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,9 @@ class Judge:
             seen = self._seen[name]
             if len(seen) < self.config.spike_window // 2:
                 continue
-            middle = statistics.median(seen)
+            middle, high = np.quantile(seen, (0.5, _DECILE)).tolist()
             least = LEAST[name] * (abs(middle) if name == "loss" else 1.0)
-            deviation = max(_NORMAL * statistics.median(abs(one - middle) for one in seen), least)
+            deviation = max((high - middle) / _NORMAL, least)
             if value - middle > self.config.spike * deviation:
                 shown, usual = (value, middle) if name == "loss" else (norm, math.exp(middle))
                 told.append(
