@@ -93,7 +93,7 @@ def place(batch: StepBatch) -> list[float]:
 def check_place(batch: StepBatch, total: float, squares: float, device: torch.device) -> None:
     """Check that all ranks of the job are at the same step of the same data. `Diverged`, on all, says who isn't."""
     if not equal(dist.get_world_size(), total, squares):
-        told = _sides(gather_texts(json.dumps(_place(batch)), device=device), "rank")
+        told = _differing(_place(batch), device)
         raise Diverged(
             f"step {batch.step}: the ranks of the job aren't at the same place of the data: {told}; no update was made "
             "of this step. Start all ranks from the same data, settings and checkpoint (resume=true)"
@@ -105,13 +105,9 @@ def check_job(facts: Mapping[str, object], device: torch.device) -> None:
     text = json.dumps(facts, sort_keys=True, default=str)
     digests = gather_texts(hashlib.sha256(text.encode()).hexdigest(), device=device)
     if len(set(digests)) > 1:
-        found = [json.loads(one) for one in gather_texts(text, device=device)]
-        known = dict.fromkeys(name for one in found for name in one)
-        names = [name for name in known if any(one.get(name) != found[0].get(name) for one in found)]
-        told = "; ".join(f"{name} is {_sides([shown(one.get(name)) for one in found], 'rank')}" for name in names[:3])
-        more = f" (and {len(names) - 3} more settings)" if len(names) > 3 else ""
+        told = _differing(facts, device)
         raise Diverged(
-            f"the ranks of the job weren't started alike: {told}{more}; start all of them with the same code, packages "
+            f"the ranks of the job weren't started alike: {told}; start all of them with the same code, packages "
             "and arguments"
         )
 
@@ -178,6 +174,16 @@ def _place(batch: StepBatch) -> dict:
         "targets": batch.global_num_targets,
         "cursor": zlib.crc32(json.dumps(batch.cursor, sort_keys=True).encode()),
     }
+
+
+def _differing(facts: Mapping[str, object], device: torch.device) -> str:
+    """Say which of some facts differ among the ranks of the job, and how. Collective over it."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    found = [json.loads(one) for one in gather_texts(text, device=device)]
+    known = dict.fromkeys(name for one in found for name in one)
+    names = [name for name in known if any(one.get(name) != found[0].get(name) for one in found)]
+    told = [f"{name} is {_sides([shown(one.get(name)) for one in found], 'rank')}" for name in names[:3]]
+    return "; ".join(told) + (f" (and {len(names) - 3} more)" if len(names) > 3 else "")
 
 
 def _sides(values: Sequence[str], noun: str, ranks: Sequence[int] | None = None) -> str:
@@ -263,7 +269,9 @@ def _plan_difference(
     plans: Sequence, two: tuple[int, int], ranks: Sequence[int], mesh: Mesh, device: torch.device
 ) -> str:
     for i, plan in enumerate(plans):
-        text = "\n".join(one.text() for one in _whole(plan)).encode()
+        # Comments hold the hash itself.
+        lines = (line for one in _whole(plan) for line in one.text().splitlines() if not line.startswith(";"))
+        text = "\n".join(lines).encode()
         one, other = (broadcast_bytes(text, source, mesh.sp, device).decode().splitlines() for source in two)
         if one != other:
             at = next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

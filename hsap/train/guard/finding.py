@@ -189,7 +189,7 @@ def told_of(finding: Finding, mean: float) -> str:
     """A finding in words, one after the other. mean: the step's loss, for what a document's is compared with."""
     parts = []
     if finding.weights:
-        parts.append(f"{_counted(finding.weights)} of the weights weren't finite before this step")
+        parts.append(f"{_counted(finding.weights)} weren't finite before this step")
     if finding.first is not None:
         parts.append(_first(finding.first))
     elif finding.gradients:
@@ -202,7 +202,7 @@ def told_of(finding: Finding, mean: float) -> str:
 
 
 def _first(first: dict) -> str:
-    what = "output" if first["direction"] == "forward" else "gradient of the output"
+    what = "output" if first["direction"] == "forward" else "gradient of an output, going backward,"
     layer = "" if first["layer"] is None else f" (layer {first['layer']})"
     at = ""
     if first["token"] is not None:

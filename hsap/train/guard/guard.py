@@ -72,9 +72,7 @@ class Guard:
                 return trouble
             case "dump":
                 dump = self._dump(step, loss, norm, told, finding)
-                raise ValueError(
-                    f"{told}; {found}; `hsap replay {dump}` computes it once more; {_ADVICE[trouble.kind]}"
-                )
+                raise ValueError(f"{told}; {found}; hsap replay {dump} computes it once more; {_ADVICE[trouble.kind]}")
             case _:
                 raise ValueError(f"{told}; {_ADVICE[trouble.kind]}; {found}")
 
