@@ -56,6 +56,7 @@ def cases(folder):
                 "guard.on_spike=dump",
                 "engine.zero_stage=3",
                 "train.steps=12",
+                "optim.lr=0.1",
             ),
         ),
         "many": ("embedding", ("guard.non_finite=skip", "guard.max_skips=1", "engine.zero_stage=0")),
