@@ -49,6 +49,8 @@ MAY_IMPORT = {
         "keys",
         "files",
         "clusters",
+        "api",
+        "verify",
         "planners",
         "planning",
         "runtime",

@@ -99,7 +99,8 @@ def _train(
             from hsap.train.run import run
 
             found = {"topology": config.topology, "out": out}
-            run(train_config(values, config.world_size, config.engine.device, out), settings(found))
+            config = train_config(values, config.world_size, config.engine.device, out)
+            run(config, lambda changed: settings({**found, **changed}))
     except Exception as error:
         fail(error, rank, _PATIENCE_DURING_S)
 
