@@ -40,9 +40,10 @@ class Engine:
         self._norm = 0.0
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
-            deepspeed.clip_fp32_gradients = lambda: sharding.clip(
-                deepspeed.module, self._norm, deepspeed.gradient_clipping()
-            )
+            def clip() -> None:
+                sharding.clip(deepspeed.module, self._norm, deepspeed.gradient_clipping())
+
+            deepspeed.clip_fp32_gradients = clip
 
     @property
     def num_averaged(self) -> int:
