@@ -62,14 +62,14 @@ def failing(arguments, num_ranks):
     import hsap.train.run
     from tests.train.worlds import _train
 
-    agree, flaw = hsap.train.run.agree, next(a for a in arguments if a.startswith("out="))[4:] + ".flaw"
+    check, flaw = hsap.train.run.check_step, next(a for a in arguments if a.startswith("out="))[4:] + ".flaw"
 
-    def agree_or_fail(*given):
+    def check_or_fail(*given):
         if os.environ["RANK"] == "1" and os.path.exists(flaw):
             raise RuntimeError("a bug on one rank")
-        agree(*given)
+        check(*given)
 
-    hsap.train.run.agree = agree_or_fail
+    hsap.train.run.check_step = check_or_fail
     _train(arguments, num_ranks)
 
 

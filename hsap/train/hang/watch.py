@@ -196,7 +196,7 @@ class Watch:
         phase = Phase(words[Word.PHASE])
         if phase in (Phase.START, Phase.DATA, Phase.EVALUATE) and words[Word.PLANNING] == Planning.AWAITS:
             return Wait.PLAN, self.ranks_of[words[Word.PLANNER]]
-        if phase in (Phase.AGREE, Phase.UPDATE, Phase.FIGURES, Phase.SAVED, Phase.END):
+        if phase in (Phase.AGREE, Phase.JUDGE, Phase.UPDATE, Phase.FIGURES, Phase.SAVED, Phase.END):
             return Wait.ALL, -1
         return Wait.NOTHING, -1
 
