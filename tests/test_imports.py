@@ -51,6 +51,8 @@ MAY_IMPORT = {
         "keys",
         "files",
         "clusters",
+        "api",
+        "verify",
         "planners",
         "planning",
         "runtime",

@@ -12,7 +12,7 @@ from hsap.data.packing import check_dealing
 from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
-from hsap.train.guard.settings import GuardConfig
+from hsap.train.guard.settings import GuardConfig, check_guard
 
 
 def _is_betas(value: object) -> bool:
@@ -95,6 +95,18 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """What is checked of a run before its first step.
+
+    error_budget: how many times one device's error attention may have, split over the ranks; None: isn't measured.
+    """
+
+    error_budget: float | None = number(
+        "a number of at least 1, like 1.1", lambda v: v >= 1, optional=True, default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TrainConfig:
     """Everything that a run needs, complete and checked against the number of ranks.
 
@@ -111,6 +123,7 @@ class TrainConfig:
     optim: OptimConfig
     train: LoopConfig
     profile: ProfileConfig
+    check: CheckConfig
     guard: GuardConfig
     model: Mapping[str, object]
     topology: str
@@ -165,9 +178,10 @@ _GROUPS = {
     "optim": OptimConfig,
     "train": LoopConfig,
     "profile": ProfileConfig,
+    "check": CheckConfig,
     "guard": GuardConfig,
 }
-_NEWER = ("guard",)
+_NEWER = ("check", "guard")
 """Groups that a configuration kept by an earlier version doesn't have."""
 _OTHER_GROUPS = ("model", "planner", "cluster")
 KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
@@ -228,6 +242,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         dp=dp,
         accumulation=_accumulation(groups["train"], dp),
     )
+    check_guard(made.guard, made.parallel)
     if made.parallel == "tsp":
         _check_tsp(made)
     elif made.tsp_axis != "all":

@@ -115,7 +115,8 @@ def _train(
             found = {"topology": config.topology, "out": out}
             if goes_on:
                 values = {**values, "out": out, "resume": True}
-            run(train_config(values, config.world_size, config.engine.device, out), settings(found))
+            config = train_config(values, config.world_size, config.engine.device, out)
+            run(config, lambda changed: settings({**found, **changed}))
     except Exception as error:
         fail(error, rank, _PATIENCE_DURING_S)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,14 +25,16 @@ from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.position import Phase, Position
 from hsap.runtime.upload import Upload
 from hsap.targets import NO_TARGET
-from hsap.train.agreement import agree
+from hsap.train.agreement import check_job, check_step, check_weights, settings_of, versions
 from hsap.train.attention import Attention
+from hsap.train.budget import keep_budget
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
-from hsap.train.engine import Engine, build, join, learning_rate, leave
+from hsap.train.engine import Engine, build, join, learning_rate, leave, own_device
 from hsap.train.evaluation import Evaluation
 from hsap.train.figures import Spent, StepFigures
+from hsap.train.guard.guard import Guard
 from hsap.train.hang import Watch
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.metrics import MetricsLog
@@ -41,10 +45,11 @@ from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
 
 
-def run(config: TrainConfig, settings: str | None = None) -> None:
+def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | None = None) -> None:
     """Train as configured: every rank of the job calls this. ValueError for what the user can mend.
 
-    settings: the configuration as text, to be kept in the run's folder once nothing speaks against the run.
+    settings: gives the configuration as text, to be kept in the run's folder once nothing speaks against the run; it is
+    given what the run itself has changed, by key.
     After an error the process groups are left as they are: the process is about to end, and leaving a group in order
     may wait for ranks that no longer answer.
     """
@@ -52,10 +57,16 @@ def run(config: TrainConfig, settings: str | None = None) -> None:
     with Watch(config.guard, config.out) as watch:
         mesh = join(config, watch.meeting)
         watch.ranks_of = dist.get_process_group_ranks(mesh.sp)
+        changed = {}
+        if config.check.error_budget is not None:
+            wire = config.wire_dtype
+            config, told = keep_budget(config, inputs, own_device(config))
+            changed = {} if config.wire_dtype == wire else {"wire_dtype": config.wire_dtype}
+            inputs = replace(inputs, notices=(*inputs.notices, told))
         engine = build(config, inputs.model, mesh)
         trainer = Trainer(config, inputs, engine, watch.position)
         if settings is not None and dist.get_rank() == 0:
-            keep(Path(config.out), settings)
+            keep(Path(config.out), settings(changed))
             mark(config.out, os.environ)
         with trainer.stop_request, watch.explaining():
             trainer.train()
@@ -85,6 +96,10 @@ class Trainer:
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
             load(self.engine, config, state)
+        self._check_alike()
+        self.guard = Guard(
+            config, self.inputs.model, self.engine, self.attention.module, self._looked_at, state["step"]
+        )
         saver = Saver(config, self.inputs.identity, self.position)
         log, out = None, Path(config.out)
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
@@ -164,7 +179,7 @@ class Trainer:
         batch, config = step.batch, self.config
         self.position.phase(Phase.AGREE, batch.step)
         self.position.micro(0)
-        agree(step, self.mesh, self.engine.device)
+        check_step(batch, step.plans, self.mesh, self.engine.device)
         rate = learning_rate(config.optim, batch.step, config.train.steps)
         for group in self.engine.deepspeed.optimizer.param_groups:
             group["lr"] = rate
@@ -179,14 +194,39 @@ class Trainer:
             loss = self._loss(micro, plan)
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
-        local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
-        busy_s = time.perf_counter() - begin
+        # From here on all ranks know the same, so that they all make the update, or none does.
+        self.position.phase(Phase.JUDGE)
+        sums = self.figures.add_up(step, loss_sum, self.engine.square(), self.engine.weight_bytes - sent)
+        trouble = self.guard.check(step, sums.loss, sums.grad_norm, scale)
+        if trouble is not None and trouble.action == "skip":
+            self.engine.leave_out(sums.grad_norm)
+        else:
+            self.engine.update(sums.grad_norm)
+        self.engine.wait()  # so that the clock is read after the work
+        own = Spent(*waits, time.perf_counter() - begin)
         self.position.phase(Phase.FIGURES)
-        own = Spent(local_loss, self.engine.weight_bytes - sent, *waits, busy_s)
-        return self.figures.of(step, own, rate, self.stop_request.asked_by)
+        figures = self.figures.of(step, sums, own, rate, self.stop_request.asked_by)
+        if config.check.error_budget is not None:
+            figures["wire_dtype"] = config.wire_dtype
+        return figures | self.guard.figures(trouble)
 
-    def _loss(self, micro: MicroBatch, plan: Planned) -> Tensor:
-        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
+    def _check_alike(self) -> None:
+        """Check that all ranks of the job were started alike and have the same weights. Collective over the job."""
+        facts = {f"content of {name}": value for name, value in self.inputs.identity.items()}
+        check_job(settings_of(self.config) | facts | versions(), self.engine.device)
+        for parameters, group in self.engine.alike():
+            check_weights(parameters, group, self.engine.device)
+
+    def _looked_at(self, micro: MicroBatch, plan: Planned, call: Callable[..., Tensor], **options) -> Tensor:
+        """The loss once more, outside of the step: a profile has recorded it already."""
+        self.session.recorder = None
+        return self._loss(micro, plan, call, **options)
+
+    def _loss(self, micro: MicroBatch, plan: Planned, call: Callable[..., Tensor] | None = None, **options) -> Tensor:
+        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device.
+
+        call: what the model is called by, None: DeepSpeed's engine; options: more of its arguments.
+        """
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
         self.attention.load(plan, num_rows)
@@ -197,4 +237,4 @@ class Trainer:
         ]
         upload.flush()
         tokens, places, targets = (field.long() for field in fields)
-        return self.engine.deepspeed(tokens, places, self.attention.module, targets)
+        return (call or self.engine.deepspeed)(tokens, places, self.attention.module, targets, **options)
