@@ -101,7 +101,7 @@ class Case:
 
 def _hang(case: Case) -> str:
     if case.moment in NOT_YET:
-        return rf"for \d+ s.*\brank {case.rank}\b"
+        return rf"\d+ s .*(haven't come: {case.rank};|At fault: rank {case.rank} \(pid)"
     others = r"ranks? \d[\d, and]* (each )?(waits|is) (at #\d+ \w+|for|in|at|\w+)"
     return rf"no rank has moved for \d+ s .*At fault: rank {case.rank} \(pid \d+.*; .*{others}"
 
@@ -117,7 +117,7 @@ _MESSAGES = {
     "memory": lambda case: _ended(case) + ".*memory",
     "stop": _hang,
     "slow": _hang,
-    "cut": lambda case: r"(no rank has moved|hasn't answered|hasn't joined).* for \d+ s.*rank \d+\b",
+    "cut": lambda case: r"(no rank has moved for \d+ s .*rank \d+|haven't come: \d)",
     "raise": lambda case: (rf"rank {case.rank}\b.*" if case.rank else "") + "a bug that the bench has put here",
     "disk": lambda case: r"(No space left on device|File too large|Disk full)",
     "diverge": lambda case: r"disagree",
