@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from hsap.train.checkpoints.folder import damage, read_state
-from tests.bench.faults.cases import EVAL_EVERY, NOT_YET, NUM_STEPS, SAVE_EVERY, START_TIMEOUT_S, STEP, TIMEOUT_S, Case
+from tests.bench.faults.cases import EVAL_EVERY, LONG_S, NOT_YET, NUM_STEPS, SAVE_EVERY, STEP, TIMEOUT_S, Case
 from tests.bench.faults.forked import Forked
 from tests.bench.faults.inject import GO_ON, REACHED, Fault
 from tests.bench.namespaces import PORT, Nodes
@@ -90,7 +90,7 @@ def settings(folder: Path, out: Path, *more: str) -> list[str]:
         "optim.warmup_steps": 2,
         "out": out,
         "guard.timeout_s": TIMEOUT_S,
-        "guard.start_timeout_s": START_TIMEOUT_S,
+        "guard.start_timeout_s": LONG_S,
         **{f"model.{key}": value for key, value in _MODEL.items()},
     }
     return [*(f"{key}={value}" for key, value in values.items()), *more]
@@ -148,7 +148,7 @@ class Bench:
         mark = f"{home.name}-{os.getpid()}"
         fault = Fault(**case.fault, folder=str(home), room=str(home / "disk"))
         resume = ("resume=true",) if case.moment in NOT_YET else ()
-        arguments = settings(self.folder, out, *case.settings, *resume)
+        arguments = settings(self.folder, out, f"guard.start_timeout_s={case.start_timeout_s}", *case.settings, *resume)
         environment = os.environ | {
             "HSAP_BENCH_FAULT": json.dumps(asdict(fault)),
             MARK: mark,
