@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 TIMEOUT_S, START_TIMEOUT_S, LONG_S = 8.0, 40.0, 240.0
-"""`guard.timeout_s` of the runs: how long no rank may move; `guard.start_timeout_s`, where it is tried and where not."""
+"""`guard.timeout_s` of the runs: how long no rank may move; `guard.start_timeout_s`, where tried, and elsewhere."""
 ENDED_S, HUNG_S = 45.0, TIMEOUT_S + 45.0
 """Within these all must have ended, from the fault on: where a rank has ended, and where the others must find out."""
 STEP, NUM_STEPS, SAVE_EVERY, EVAL_EVERY = 5, 14, 2, 3
