@@ -12,7 +12,6 @@ import runpy
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,7 +122,8 @@ def _rank(rank: int, num_ranks: int, train: Callable, port: int, arguments: list
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     try:
         train(arguments, num_ranks)
-    except Exception:
-        os.write(2, traceback.format_exc().encode())
+    except Exception as error:
+        from hsap.train.launch import fail
+
         # Without tidying up, as a failed rank ends: others may wait for it.
-        os._exit(1)
+        fail(error, rank, 0.0)
