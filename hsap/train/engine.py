@@ -13,6 +13,7 @@ import warnings
 from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -124,7 +125,7 @@ def _model(
 
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
-    folder = None if config.resume else config.model.get("from")
+    folder: Any = None if config.resume else config.model.get("from")
     sharding = None
     if config.parallel == "tsp":
         sharding = Sharding(config.tsp_degree, device)
