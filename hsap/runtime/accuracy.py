@@ -35,7 +35,7 @@ def exact_attention(
     return tuple(torch.cat(part, dim=-1 if i == 1 else 0) for i, part in enumerate(zip(*parts)))
 
 
-def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple:
+def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple[Tensor, ...]:
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     group = problem.heads.group
     scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * problem.heads.head_dim**-0.5

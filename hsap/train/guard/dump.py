@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class Dump:
 
     path: Path
     step: int
-    seen: Mapping[str, object]
+    seen: Mapping[str, Any]
     model: ModelConfig
     dtype: str
     num_targets: int

@@ -18,7 +18,7 @@ from torch import Tensor
 from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.ir.layout import Layout
-from hsap.ir.mask import distinct_masks
+from hsap.ir.mask import Mask, distinct_masks
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.models.llama import Llama
@@ -161,8 +161,7 @@ class Replayer:
         end = sum(one.batch.lengths[: index + 1])
         length = one.batch.lengths[index]
         masks = tuple(
-            (mask if not isinstance(mask, (tuple, list)) else mask[index], layers)
-            for mask, layers in one.plan.problem.masks
+            (mask if isinstance(mask, Mask) else (mask[index],), layers) for mask, layers in one.plan.problem.masks
         )
         heads = one.plan.problem.heads
         problem = Problem(Layout.from_lengths([length]), heads, Topology(1, 1), masks, Cluster())
