@@ -43,8 +43,7 @@ def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor
     lse = torch.logsumexp(scores, -1)
     weights = torch.where(visible, torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None]), 0.0)
     o = torch.einsum("hts,shd->thd", weights, v.repeat_interleave(group, 1))
-    o.backward(grad_o)
-    return o.detach(), lse.detach(), q.grad, k.grad, v.grad
+    return o.detach(), lse.detach(), *torch.autograd.grad(o, (q, k, v), grad_o)
 
 
 def random_inputs(problem: Problem, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
