@@ -25,6 +25,7 @@ from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
 from hsap.models.llama import VECTORS, Llama
 from hsap.models.mlp import SwiGLU
+from hsap.position import Phase, Position
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
@@ -33,16 +34,20 @@ from hsap.train.tsp.sharding import Sharding
 
 
 class Engine:
-    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP."""
+    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP.
+
+    position: where it is noted what it does.
+    """
 
     def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
-        self._norm = 0.0
+        self.position, self._norm = Position(), 0.0
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
-            deepspeed.clip_fp32_gradients = lambda: sharding.clip(
-                deepspeed.module, self._norm, deepspeed.gradient_clipping()
-            )
+            def clip() -> None:
+                sharding.clip(deepspeed.module, self._norm, deepspeed.gradient_clipping())
+
+            deepspeed.clip_fp32_gradients = clip
 
     @property
     def num_averaged(self) -> int:
@@ -57,6 +62,7 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Backward of one micro-step; behind the last one of a step, `update` or `leave_out` is to follow."""
         engine = self.deepspeed
+        self.position.phase(Phase.BACKWARD)
         engine.backward(loss)
         if not engine.is_gradient_accumulation_boundary():
             engine.step()
@@ -81,6 +87,7 @@ class Engine:
 
     def update(self, norm: float) -> None:
         """Update the weights by the step's gradient, of that norm over all ranks."""
+        self.position.phase(Phase.UPDATE)
         self._norm = norm
         self.deepspeed.step()
 
@@ -90,8 +97,8 @@ class Engine:
         gradients.leave_out(self.deepspeed)
 
 
-def join(config: TrainConfig) -> Mesh:
-    """Join the other ranks. Collective over the job."""
+def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
+    """Join the other ranks. Collective over the job. store: where they meet; None: as the launcher says."""
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -103,9 +110,19 @@ def join(config: TrainConfig) -> Mesh:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Its shared-memory communicator is compiled at first use (most of a minute) and gloo does without it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
-    )
+    # Behind the watch, which tells more (hsap.train.hang): this limit is for what it doesn't see.
+    limits = (config.guard.timeout_s, config.guard.start_timeout_s)
+    timeout = timedelta(days=30) if None in limits else max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits)))
+    if store is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # In the agent's store torch would find the addresses of the ranks before these.
+        known = (
+            {"device_id": torch.device("cuda", torch.cuda.current_device())} if config.engine.backend == "nccl" else {}
+        )
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.init_process_group(
+            config.engine.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **known
+        )
+    deepspeed.init_distributed(config.engine.backend, timeout=timeout, verbose=False, dist_init_required=True)
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from hsap.data.loader import StepLoader
 from hsap.ir.span import positions
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep, PlannedSteps
+from hsap.position import Phase, Position
 from hsap.runtime.upload import Upload
 from hsap.targets import NO_TARGET
 from hsap.train.agreement import check_job, check_step, check_weights, settings_of, versions
@@ -33,10 +35,12 @@ from hsap.train.engine import Engine, build, join, learning_rate, leave, own_dev
 from hsap.train.evaluation import Evaluation
 from hsap.train.figures import Spent, StepFigures
 from hsap.train.guard.guard import Guard
+from hsap.train.hang import Watch
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.metrics import MetricsLog
 from hsap.train.opening import opening
 from hsap.train.profile import Profile
+from hsap.train.restarts import mark
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
 
@@ -50,31 +54,35 @@ def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | N
     may wait for ranks that no longer answer.
     """
     inputs = read_inputs(config)
-    mesh = join(config)
-    changed = {}
-    if config.check.error_budget is not None:
-        wire = config.wire_dtype
-        config, told = keep_budget(config, inputs, own_device(config))
-        changed = {} if config.wire_dtype == wire else {"wire_dtype": config.wire_dtype}
-        inputs = replace(inputs, notices=(*inputs.notices, told))
-    engine = build(config, inputs.model, mesh)
-    trainer = Trainer(config, inputs, engine)
-    if settings is not None and dist.get_rank() == 0:
-        keep(Path(config.out), settings(changed))
-    with trainer.stop_request:
-        trainer.train()
-        leave(engine)
+    with Watch(config.guard, config.out) as watch:
+        mesh = join(config, watch.meeting)
+        watch.ranks_of = dist.get_process_group_ranks(mesh.sp)
+        changed = {}
+        if config.check.error_budget is not None:
+            wire = config.wire_dtype
+            config, told = keep_budget(config, inputs, own_device(config))
+            changed = {} if config.wire_dtype == wire else {"wire_dtype": config.wire_dtype}
+            inputs = replace(inputs, notices=(*inputs.notices, told))
+        engine = build(config, inputs.model, mesh)
+        trainer = Trainer(config, inputs, engine, watch.position)
+        if settings is not None and dist.get_rank() == 0:
+            keep(Path(config.out), settings(changed))
+            mark(config.out, os.environ)
+        with trainer.stop_request, watch.explaining():
+            trainer.train()
+            leave(engine)
 
 
 class Trainer:
-    """One rank's loop over planned steps."""
+    """One rank's loop over planned steps. position: where it notes what it is at."""
 
-    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine) -> None:
-        self.config, self.inputs, self.engine = config, inputs, engine
+    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine, position: Position | None = None) -> None:
+        self.config, self.inputs, self.engine, self.position = config, inputs, engine, position or Position()
         self.mesh = engine.mesh
         self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
         self.attention = Attention(config, inputs.model, self.mesh, engine.device, self.capacity.even)
         self.session = self.attention.session
+        self.session.position = engine.position = self.position
         self.figures = StepFigures(inputs.model, engine, config.cluster.flops_per_s)
         self.evaluation: Evaluation | None = None
         if inputs.eval_data is not None:
@@ -92,7 +100,7 @@ class Trainer:
         self.guard = Guard(
             config, self.inputs.model, self.engine, self.attention.module, self._looked_at, state["step"]
         )
-        saver = Saver(config, self.inputs.identity)
+        saver = Saver(config, self.inputs.identity, self.position)
         log, out = None, Path(config.out)
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
         if dist.get_rank() == 0:
@@ -112,7 +120,7 @@ class Trainer:
         )
         # Exactly the steps to come: beyond the last one, a rank might wait for a plan that nobody makes any more.
         coming = islice(loader, max(config.train.steps - state["step"], 0))
-        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
+        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead, self.position)
         try:
             for step in steps:
                 figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s), profile)
@@ -121,9 +129,12 @@ class Trainer:
                     log.write(figures)
                 if self._saves(step.batch.step):
                     saver.save(self.engine, step.batch.step, step.batch.cursor)
+                self.position.done()
                 if self.figures.stopped_by is not None:
                     break
+                self.position.phase(Phase.DATA)
             saver.wait()
+            self.position.phase(Phase.END)
         finally:
             steps.close()
             loader.close()
@@ -157,6 +168,7 @@ class Trainer:
         profile.begin(number)
         figures = self._update(step, waits)
         profile.end(number, step.plans)
+        self.position.phase(Phase.EVALUATE)
         if self.evaluation is not None and (number % train.eval_every == 0 or number >= train.steps):
             figures["eval_loss"] = self.evaluation.loss()
         return figures
@@ -165,6 +177,8 @@ class Trainer:
         """One optimizer update; returns the step's figures."""
         begin, sent = time.perf_counter(), self.engine.weight_bytes
         batch, config = step.batch, self.config
+        self.position.phase(Phase.AGREE, batch.step)
+        self.position.micro(0)
         check_step(batch, step.plans, self.mesh, self.engine.device)
         rate = learning_rate(config.optim, batch.step, config.train.steps)
         for group in self.engine.deepspeed.optimizer.param_groups:
@@ -175,10 +189,13 @@ class Trainer:
         for i, (micro, plan) in enumerate(zip(batch.micro_batches, step.plans)):
             if self.session.recorder is not None:
                 self.session.recorder.micro = i
+            self.position.micro(i)
+            self.position.phase(Phase.FORWARD)
             loss = self._loss(micro, plan)
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         # From here on all ranks know the same, so that they all make the update, or none does.
+        self.position.phase(Phase.FIGURES)
         sums = self.figures.add_up(step, loss_sum, self.engine.square(), self.engine.weight_bytes - sent)
         trouble = self.guard.check(step, sums.loss, sums.grad_norm, scale)
         if trouble is not None and trouble.action == "skip":
@@ -187,6 +204,7 @@ class Trainer:
             self.engine.update(sums.grad_norm)
         self.engine.wait()  # so that the clock is read after the work
         own = Spent(*waits, time.perf_counter() - begin)
+        self.position.phase(Phase.FIGURES)
         figures = self.figures.of(step, sums, own, rate, self.stop_request.asked_by)
         if config.check.error_budget is not None:
             figures["wire_dtype"] = config.wire_dtype

@@ -85,7 +85,7 @@ def ended(tmp_path_factory):
         port = probe.getsockname()[1]
     ranks = [fork(guard_rank.main, rank, RANKS, port, cases(folder), str(folder)) for rank in range(RANKS)]
     for rank in ranks:
-        rank.join(300)
+        rank.join(900)
     said = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     assert not any("world" in one for one in said), said[0].get("world") or said[1]["world"]
     return said, folder

@@ -16,6 +16,7 @@ from hsap.ir.check import Refused, fields, instance, one_line, shown, whole
 from hsap.steps import METRICS
 from hsap.train.config import TrainConfig
 
+CHECKPOINTS = "checkpoints"
 LATEST, STATE = "latest", "hsap.json"
 """The file that names the newest checkpoint, and the one in a checkpoint that says what it is."""
 _NEEDED = ("step", "cursor", "topology", "identity", "adam_steps", "files", "sha256")
@@ -25,7 +26,7 @@ _NAME, _FILE = re.compile(r"step(0|[1-9][0-9]*)"), re.compile(r"rank(0|[1-9][0-9
 
 def folder(config: TrainConfig) -> Path:
     """Where the checkpoints of a run lie."""
-    return Path(config.out) / "checkpoints"
+    return Path(config.out) / CHECKPOINTS
 
 
 def unfinished(home: Path, step: int) -> Path:
@@ -120,6 +121,13 @@ def damage(checkpoint: Path, state: dict, names: Iterable[str], said_by: str = S
         if found != state["files"][name]["sha256"]:
             return f"{checkpoint / name} is damaged: it doesn't have the SHA-256 that {said_by} says"
     return None
+
+
+def newest_good(home: Path) -> int | None:
+    """Step of the newest checkpoint whose every byte is as it was written, of `latest` and those before it."""
+    named = _NAME.fullmatch(_latest(home)) if (home / LATEST).is_file() else None
+    steps = [step for step in _steps(home) if named is None or step <= int(named[1])]
+    return next((step for step in reversed(steps) if _is_good(home, step)), None)
 
 
 def check_identity(state: dict, identity: dict) -> None:
