@@ -51,6 +51,10 @@ class SickTrainer(Trainer):
         # Runs of one world share its store.
         return super()._exchange(f"{self.config.out}/{use}")
 
+    def _loss(self, *arguments, **options) -> Tensor:
+        loss = super()._loss(*arguments, **options)
+        return loss * torch.nan if self._bad and self.wrong == "loss" else loss
+
     def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         bad = step.batch.step == BAD_STEP
         self._bad = bad and dist.get_rank() == BAD_RANK
