@@ -155,7 +155,7 @@ class Replayer:
         tokens, places, labels = self._inputs(batch, rows)
         loss = self.model(tokens, places, self.attention, labels)
         scaled = loss / max(self.dump.num_targets, 1)
-        return float(loss), torch.autograd.grad(scaled, list(self.parameters.values()))
+        return float(loss.detach()), torch.autograd.grad(scaled, list(self.parameters.values()))
 
     def _alone(self, one: Dumped, index: int) -> Alone:
         end = sum(one.batch.lengths[: index + 1])
