@@ -7,10 +7,14 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hsap.cli.exit import NOT_OK, OK
 from hsap.ir.check import printable, shown, whole
+
+if TYPE_CHECKING:
+    from hsap.train.guard.dump import Dump
+    from hsap.train.guard.replay import Replay
 
 _WIDTH = 28
 
@@ -46,7 +50,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     return OK if same else NOT_OK
 
 
-def _figures(dump: Any, replay: Any, same: bool) -> dict[str, Any]:
+def _figures(dump: Dump, replay: Replay, same: bool) -> dict[str, Any]:
     seen = [loss for one in dump.micros for loss in one.losses]
     return {
         "step": dump.step,
@@ -69,7 +73,7 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _table(dump: Any, replay: Any, dtype: str, same: bool) -> str:
+def _table(dump: Dump, replay: Replay, dtype: str, same: bool) -> str:
     seen = [loss for one in dump.micros for loss in one.losses]
     lines = [
         f"step {dump.step}: {printable(dump.seen.get('told', ''))}",
@@ -98,7 +102,7 @@ def _table(dump: Any, replay: Any, dtype: str, same: bool) -> str:
     return "\n".join([*lines, "", *_verdict(replay, dtype, same)])
 
 
-def _verdict(replay: Any, dtype: str, same: bool) -> list[str]:
+def _verdict(replay: Replay, dtype: str, same: bool) -> list[str]:
     lines = []
     if (first := replay.first) is not None:
         layer = "" if first["layer"] is None else f" (layer {first['layer']})"

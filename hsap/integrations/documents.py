@@ -78,7 +78,7 @@ class Sameness:
 
     def settle(self) -> None:
         """See what came of the last comparison; ValueError, on every rank of the group, where batches differed."""
-        if self._there is None:
+        if self._there is None or self._gathered is None:
             return
         self._there.synchronize() if isinstance(self._there, torch.cuda.Event) else self._there.wait()
         self._there = None
