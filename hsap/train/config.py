@@ -93,6 +93,13 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """What is checked of model and data before the first step. leak: that no document reaches another."""
+
+    leak: bool = flag()
+
+
+@dataclass(frozen=True, slots=True)
 class TrainConfig:
     """Everything that a run needs, complete and checked against the number of ranks.
 
@@ -109,6 +116,7 @@ class TrainConfig:
     optim: OptimConfig
     train: LoopConfig
     profile: ProfileConfig
+    check: CheckConfig
     model: Mapping[str, object]
     topology: str
     kernel: str
@@ -162,6 +170,7 @@ _GROUPS = {
     "optim": OptimConfig,
     "train": LoopConfig,
     "profile": ProfileConfig,
+    "check": CheckConfig,
 }
 _OTHER_GROUPS = ("model", "planner", "cluster")
 KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}

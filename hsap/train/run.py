@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
 from itertools import islice
@@ -40,6 +41,7 @@ from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, learning_rate, leave
 from hsap.train.evaluation import Evaluation
 from hsap.train.inputs import Inputs, kernel_options, planning_setup, read_inputs
+from hsap.train.leak import check_leak
 from hsap.train.metrics import MetricsLog, ratio
 from hsap.train.planning import PlanExchange, PlannedStep, PlannedSteps
 from hsap.train.pool import PlanPool
@@ -91,7 +93,7 @@ class Trainer:
         self.pools = [PlanPool(setup, workers) if workers else None for setup in self.variants.setups]
         self.evaluation: Evaluation | None = None
         if inputs.eval_data is not None:
-            self.evaluation = Evaluation(config, inputs.eval_data, engine, partial(self._exchange, "eval"), self._loss)
+            self.evaluation = Evaluation(config, inputs.eval_data, engine, partial(self.exchange, "eval"), self.loss)
         self.stop_request = StopRequest()
         self.stopped_by: signal.Signals | None = None  # as all ranks agree
 
@@ -108,22 +110,11 @@ class Trainer:
         if dist.get_rank() == 0:
             print(*self._opening(state["step"]), sep="\n", file=sys.stderr, flush=True)
             log = MetricsLog(out, config.train.steps, state["step"], config.train.tensorboard, config.train.log_every)
-        loader = StepLoader(
-            self.inputs.train_data,
-            config.packing,
-            packs_per_step=config.train.packs_per_step,
-            micro_packs=config.train.micro_packs,
-            dp_rank=self.mesh.dp_rank,
-            dp_size=self.mesh.dp_size,
-            seed=config.train.seed,
-            lookahead=config.data.lookahead,
-            cursor=state["cursor"],
-        )
-        # Exactly the steps to come: beyond the last one, a rank might wait for a plan that nobody makes any more.
-        coming = islice(loader, max(config.train.steps - state["step"], 0))
-        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
+        loader, steps = self.steps(max(config.train.steps - state["step"], 0), state["cursor"])
         try:
             for step in steps:
+                if config.check.leak and step.batch.step == state["step"] + 1:
+                    self._check_leak(step)
                 figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s), profile)
                 # Before the checkpoint: what a crash leaves beyond the newest one is cut off, a gap would stay.
                 if log is not None:
@@ -143,6 +134,32 @@ class Trainer:
         if self.stopped_by is not None and dist.get_rank() == 0:
             told = f"stopped after step {step.batch.step}, which is saved; resume=true out={config.out} goes on"
             print(f"hsap: {self.stopped_by.name}: {told}", file=sys.stderr, flush=True)
+
+    def steps(self, count: int, cursor: dict | None = None) -> tuple[StepLoader, PlannedSteps]:
+        """So many steps, planned ahead, those behind the cursor or the first ones; both are to be closed, these first.
+
+        Exactly as many: beyond the last one, a rank might wait for a plan that nobody makes any more.
+        """
+        config = self.config
+        loader = StepLoader(
+            self.inputs.train_data,
+            config.packing,
+            packs_per_step=config.train.packs_per_step,
+            micro_packs=config.train.micro_packs,
+            dp_rank=self.mesh.dp_rank,
+            dp_size=self.mesh.dp_size,
+            seed=config.train.seed,
+            lookahead=config.data.lookahead,
+            cursor=cursor,
+        )
+        return loader, PlannedSteps(islice(loader, count), self.exchange("train"), config.data.lookahead)
+
+    def _check_leak(self, step: PlannedStep) -> None:
+        reports = check_leak(self, step)
+        for report in reports:
+            report.check()
+        if dist.get_rank() == 0:
+            print(f"hsap: {reports[0]}", file=sys.stderr, flush=True)
 
     def _saves(self, step: int) -> bool:
         """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops.
@@ -180,7 +197,8 @@ class Trainer:
             lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
         return lines
 
-    def _exchange(self, use: str) -> PlanExchange | ShardExchange:
+    def exchange(self, use: str) -> PlanExchange | ShardExchange:
+        """Plans of micro-batches of one use, which has a name of its own."""
         store = job_store() if self.mesh.topology.num_ranks > 1 else None
         place = self.mesh.sp_rank, self.mesh.topology.num_ranks
         exchanges = [
@@ -212,15 +230,18 @@ class Trainer:
         for i, (micro, plan) in enumerate(zip(batch.micro_batches, step.plans)):
             if self.session.recorder is not None:
                 self.session.recorder.micro = i
-            loss = self._loss(micro, plan)
+            loss = self.loss(micro, plan)
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
         busy_s = time.perf_counter() - begin
         return self._figures(step, (local_loss, self.engine.weight_bytes - sent), waits, busy_s)
 
-    def _loss(self, micro: MicroBatch, plan: Plan | ShardPlans) -> Tensor:
-        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
+    def loss(self, micro: MicroBatch, plan: Plan | ShardPlans, model: Callable | None = None) -> Tensor:
+        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device.
+
+        model: what computes it; None: DeepSpeed's engine.
+        """
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
         if isinstance(plan, ShardPlans):
@@ -234,7 +255,7 @@ class Trainer:
         ]
         upload.flush()
         tokens, places, targets = (field.long() for field in fields)
-        return self.engine.deepspeed(tokens, places, self.attention, targets)
+        return (model or self.engine.deepspeed)(tokens, places, self.attention, targets)
 
     def _agree(self, step: PlannedStep) -> None:
         """Check that all ranks of the SP group run the same plans and together hold every target token.

@@ -50,15 +50,15 @@ class MarkedTrainer(Trainer):
         engine.backward, engine.step = marked_backward, marked_update
         super().train()
 
-    def _exchange(self, use: str) -> PlanExchange:
+    def exchange(self, use: str) -> PlanExchange:
         # Runs of one world share its store.
-        return super()._exchange(f"{self.config.out}/{use}")
+        return super().exchange(f"{self.config.out}/{use}")
 
-    def _loss(self, micro, plan):
+    def loss(self, micro, plan, *more):
         tokens = int((plan.rank_spans(self.mesh.sp_rank)[:, 1] - plan.rank_spans(self.mesh.sp_rank)[:, 0]).sum())
         self.tokens = max(self.tokens, tokens)
         with record_function("hsap forward"):
-            return super()._loss(micro, plan)
+            return super().loss(micro, plan, *more)
 
 
 def named_storages(trainer: Trainer) -> dict[int, str]:

@@ -48,9 +48,9 @@ class ProbedTrainer(Trainer):
         engine.step = step
         super().train()
 
-    def _exchange(self, use: str) -> PlanExchange:
+    def exchange(self, use: str) -> PlanExchange:
         # Runs of one world share its store.
-        return super()._exchange(f"{self.config.out}/{use}")
+        return super().exchange(f"{self.config.out}/{use}")
 
 
 def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
