@@ -6,5 +6,4 @@ sketch    a tensor's rows in a few numbers each: their bits, and their size
 watch     hooks on a model's modules
 probe     the runs, and what they show
 report    in words
-own       `hsap.check_leak`, for a loop of one's own
 """

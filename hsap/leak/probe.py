@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from hsap.leak.changes import Batch, changed, choose
 from hsap.leak.compare import differences, floors, found, moved, opposite
@@ -46,7 +47,7 @@ def probe(
 ) -> LeakReport:
     """Look for leaks between the documents of a batch; the same report on all ranks of the group that holds its rows.
 
-    Collective over it. deep: see `Watch`. bound: what rows may differ by, of a row's size (None: as said above). moves:
+    Collective over it; None: this process alone has them. deep: see `Watch`. bound: what rows may differ by, of a row's size (None: as said above). moves:
     whether documents are also laid in another order.
     """
     changes, everywhere = choose(batch), Everywhere(group)
@@ -76,10 +77,16 @@ def probe(
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Leave buffers and torch's random state as they are, and begin every run (see `_run`) with them."""
+    """Leave buffers and torch's random state as they are. Meanwhile modules of dropout hide nothing: in another order
+    they would hide others."""
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    dropping = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.training]
+    for module in dropping:
+        module.eval()
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
         yield
+    for module in dropping:
+        module.train()
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name in buffers and buffer.shape == buffers[name].shape:
@@ -87,7 +94,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 
 def _run(watch: Watch, batch: Batch, run: Run, tokens: np.ndarray, order: np.ndarray | None = None) -> Seen:
-    torch.manual_seed(0)  # dropout, if there is any, hides the same
+    torch.manual_seed(0)  # whatever else a model draws is the same
     watch.start()
     with torch.enable_grad():
         output, rows = run(tokens, order)

@@ -22,11 +22,11 @@ class Seen:
 
 
 class Everywhere:
-    """All ranks that hold rows of the batch."""
+    """All ranks that hold rows of the batch. group: theirs; None: this process has all rows."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
-        self.alone = (group is None and not dist.is_initialized()) or dist.get_world_size(group) == 1
+        self.alone = group is None or dist.get_world_size(group) == 1
 
     def all(self, value: Any) -> list:
         """What every rank has."""

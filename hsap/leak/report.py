@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-MAX_NAMED = 5
+MAX_NAMED, MAX_TOLD = 5, 3
+"""Documents that a leak names, and leaks that a paragraph does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Leak:
         more = self.num_documents - len(self.documents)
         named = ", ".join(self.documents) + (f" and {more} more" if more else "")
         what = "hidden states" if self.direction == "forward" else "gradients"
-        inside = f" (in {self.module})" if self.module != self.where else ""
+        inside = f" (seen at {self.module})" if self.module != self.where else ""
         bound = f"they may by {self.bound:.1g}" if self.bound else "they must keep every bit"
         return (
             f"{self.told} changes the {what} of {named}, first in {self.where}{inside}, by {self.size:.1e} of a row's "
@@ -55,9 +56,10 @@ class LeakReport:
 
     def paragraph(self) -> str:
         """Everything found, in one paragraph."""
-        found = "; ".join(map(str, self.leaks))
+        more = len(self.leaks) - MAX_TOLD
+        found = "; ".join(map(str, self.leaks[:MAX_TOLD])) + (f"; so do {more} more changes" if more > 0 else "")
         return (
-            f"leak check: {found}. So rows of one document reach another's, outside of what the masks allow: give "
+            f"leak check: {found}. Rows reach others that the masks keep from them: give "
             "attention the documents' borders (masks, positions that begin anew in each), and let layers mix tokens by "
             "attention alone"
         )

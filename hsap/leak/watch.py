@@ -19,14 +19,15 @@ class Watch:
     """Watches a model while it is used as a context. Rows are those of the first floating-point output of a module.
 
     Outputs are looked at whose first dimension (behind one of size 1) has that many rows; all else is passed over.
-    deep: modules inside layers too; None: where that isn't too much. Layers are the members of the model's ModuleLists (or of what has its children numbered like one).
+    deep: modules inside layers too; None: where that isn't too much. Layers are the members of the model's ModuleLists,
+    or of what has its children numbered like one.
     forward, backward: by module, in the order in which they ran; a module that ran again has `#2` behind its name.
     inputs: the tensors that begin the watched part of the graph.
     """
 
     def __init__(self, model: nn.Module, deep: bool | None = None) -> None:
         self.model, self.deep = model, deep
-        self.layers = _layers(model)
+        self.layers = layer_names(model)
         self.forward: dict[str, Sketch] = {}
         self.backward: dict[str, Sketch] = {}
         self.inputs: list[Tensor] = []
@@ -114,8 +115,8 @@ def _rowwise(tensor: Tensor, num_rows: int | None) -> Tensor | None:
     return tensor[0] if tensor.dim() > 2 and tensor.shape[0] == 1 and tensor.shape[1] == num_rows else None
 
 
-def _layers(model: nn.Module) -> tuple[str, ...]:
-    """Names of the members of a model's outermost lists of modules, in order."""
+def layer_names(model: nn.Module) -> tuple[str, ...]:
+    """Give the names of the members of a model's outermost lists of modules, in order."""
     lists = [name for name, module in model.named_modules() if _is_list(module)]
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists if other != name)]
     return tuple(f"{name}.{child}" for name in outer for child, _ in model.get_submodule(name).named_children())
