@@ -75,8 +75,8 @@ def _hugging_face(model: nn.Module, sp: SequenceParallel | None) -> Forward:
     """The forward of a model that `sequence_parallel` has prepared."""
     if sp is None:
         raise ValueError(
-            "leak check: neither a forward nor sp was given; give the loop's own forward(documents) -> (output, shard), "
-            "or, for a Hugging Face model, sp= what hsap.integrations.transformers.sequence_parallel gave"
+            "leak check: neither a forward nor sp was given; give the loop's own forward(documents) -> (output, "
+            "shard), or, for a Hugging Face model, sp= what hsap.integrations.transformers.sequence_parallel gave"
         )
     from hsap.integrations.transformers import SHARD, Collator
 

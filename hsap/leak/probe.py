@@ -47,8 +47,8 @@ def probe(
 ) -> LeakReport:
     """Look for leaks between the documents of a batch; the same report on all ranks of the group that holds its rows.
 
-    Collective over it; None: this process alone has them. deep: see `Watch`. bound: what rows may differ by, of a row's size (None: as said above). moves:
-    whether documents are also laid in another order.
+    Collective over the group; None: this process alone has them. deep: see `Watch`. bound: what rows may differ by, of
+    a row's size (None: as said above). moves: whether documents are also laid in another order.
     """
     changes, everywhere = choose(batch), Everywhere(group)
     leaks = []

@@ -30,12 +30,14 @@ class Leak:
     def __str__(self) -> str:
         more = self.num_documents - len(self.documents)
         named = ", ".join(self.documents) + (f" and {more} more" if more else "")
-        what = "hidden states" if self.direction == "forward" else "gradients"
+        what, first = (
+            ("hidden states", "first") if self.direction == "forward" else ("gradients", "going backward first")
+        )
         inside = f" (seen at {self.module})" if self.module != self.where else ""
         bound = f"they may by {self.bound:.1g}" if self.bound else "they must keep every bit"
         return (
-            f"{self.told} changes the {what} of {named}, first in {self.where}{inside}, by {self.size:.1e} of a row's "
-            f"size, where {bound}"
+            f"{self.told} changes the {what} of {named}, {first} in {self.where}{inside}, by {self.size:.1e} of a "
+            f"row's size, where {bound}"
         )
 
 

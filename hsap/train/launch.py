@@ -28,8 +28,8 @@ from hsap.train.sweep import Job, exit_code, table
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
 # training it isn't.
-_PATIENCE_BEFORE_S = 60.0
-_PATIENCE_DURING_S = 10.0
+PATIENCE_BEFORE_S = 60.0
+PATIENCE_DURING_S = 10.0
 _NO_NAME = re.compile(rf"({'|'.join(GROUPS)})=(null|true|false|-?\d[\d.]*)", re.IGNORECASE)
 
 
@@ -58,7 +58,7 @@ def main(config_dir: Path) -> None:
         rank = place.rank
         if wants_multirun(arguments) and _leaves_sweep_to_another(place):
             return
-        task = _compose(config_dir, arguments)
+        task = _composed(config_dir, arguments)
         if task.values is None:
             _end_sweep(task.jobs)
             return
@@ -73,7 +73,7 @@ def main(config_dir: Path) -> None:
             check(config)
             prepare_data(config)
     except Exception as error:
-        fail(error, rank, _PATIENCE_BEFORE_S)
+        fail(error, rank, PATIENCE_BEFORE_S)
     match choice:
         case Leave():
             return
@@ -99,10 +99,18 @@ def _train(
             found = {"topology": config.topology, "out": out}
             run(train_config(values, config.world_size, config.engine.device, out), settings(found))
     except Exception as error:
-        fail(error, rank, _PATIENCE_DURING_S)
+        fail(error, rank, PATIENCE_DURING_S)
 
 
-def _compose(config_dir: Path, arguments: list[str]) -> Task:
+def compose(config_dir: Path, arguments: list[str]) -> Mapping[str, object] | None:
+    """Compose a configuration as train.py does: its values, None where the arguments have Hydra do something else.
+
+    config_dir: absolute. arguments: rewritten overrides. ValueError, or an error of Hydra's, for those that don't fit.
+    """
+    return _composed(config_dir, arguments).values
+
+
+def _composed(config_dir: Path, arguments: list[str]) -> Task:
     """Hand the arguments to Hydra: afterwards `values` is set, or Hydra has run a sweep or printed what was asked."""
     import hydra
     from hydra.errors import ConfigCompositionException, OverrideParseException
@@ -188,7 +196,7 @@ def _agreed_out(out: str, rank: int, world_size: int) -> Iterator[str]:
     yield store.get("hsap/out").decode()
 
 
-def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
+def fail(error: Exception, rank: int, patience_s: float, program: str = "train.py") -> NoReturn:
     """Say what went wrong, once for all ranks, and end this process with exit code 1.
 
     Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1,
@@ -201,7 +209,7 @@ def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
         text = f"{_paragraph(error)} ({flags.TRACEBACK}=1 shows the traceback.)"
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
-    prefix = "train.py: " if rank == 0 else f"train.py: rank {rank}: "
+    prefix = f"{program}: " if rank == 0 else f"{program}: rank {rank}: "
     sys.stdout.flush()
     print(f"{prefix}{text}", file=sys.stderr, flush=True)
     _tell_agent(text)

@@ -53,9 +53,7 @@ def check_leak(trainer: Trainer, step: PlannedStep) -> list[LeakReport]:
 def _batch(trainer: Trainer, micro: MicroBatch) -> Batch:
     distinct, layers = distinct_masks(trainer.inputs.model.layer_masks)
     layout = Layout.from_lengths(micro.lengths, micro.sequences)
-    masks = [
-        shared_masks(mask, layout.lengths, micro.answers) if any(micro.answers) else mask for mask, _ in distinct
-    ]
+    masks = [shared_masks(mask, layout.lengths, micro.answers) if any(micro.answers) else mask for mask, _ in distinct]
     tables = tuple(mask_slices(layout, mask) for mask in masks)
     return Batch(micro.tokens, micro.lengths, micro.document_ids, tables, layers, micro.answers)
 

@@ -127,8 +127,7 @@ class Trainer:
         finally:
             steps.close()
             loader.close()
-            for pool in filter(None, self.pools):
-                pool.close()
+            self.close()
             if log is not None:
                 log.close()
         if self.stopped_by is not None and dist.get_rank() == 0:
@@ -153,6 +152,11 @@ class Trainer:
             cursor=cursor,
         )
         return loader, PlannedSteps(islice(loader, count), self.exchange("train"), config.data.lookahead)
+
+    def close(self) -> None:
+        """End the processes that plan."""
+        for pool in filter(None, self.pools):
+            pool.close()
 
     def _check_leak(self, step: PlannedStep) -> None:
         reports = check_leak(self, step)
@@ -211,13 +215,13 @@ class Trainer:
         """One step and the evaluation that is due after it; returns the step's figures."""
         number, train = step.batch.step, self.config.train
         profile.begin(number)
-        figures = self._update(step, waits)
+        figures = self.update(step, waits)
         profile.end(number, step.plans)
         if self.evaluation is not None and (number % train.eval_every == 0 or number >= train.steps):
             figures["eval_loss"] = self.evaluation.loss()
         return figures
 
-    def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
+    def update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         """One optimizer update; returns the step's figures."""
         begin, sent = time.perf_counter(), self.engine.weight_bytes
         batch, config = step.batch, self.config

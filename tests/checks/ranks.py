@@ -1,0 +1,74 @@
+"""Ranks of a check, forked as tests/train/worlds.py forks them, of a package that may be broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+from tests.parity import Case, arguments
+from tests.train.worlds import fork
+
+FEW = ("data.pack_tokens=64",)
+
+
+def check(folder: Path, what: str, case: Case, broken: str = "", *more: str) -> tuple[int, dict | str]:
+    """Run a check on the ranks of a case; the exit code that all ranks had, and what was told: JSON where there is any.
+
+    broken: a key of `hsap` broken, see `_break`.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    overrides = [*arguments(case, folder / "ragged.jsonl", folder / "never"), *more]
+    told = folder / f"told-{port}"
+    task = [what, "--json", *overrides]
+    ranks = [fork(_rank, rank, case.num_ranks, port, task, str(told), broken) for rank in range(case.num_ranks)]
+    for rank in ranks:
+        rank.join(300)
+    codes = {rank.exitcode for rank in ranks}
+    text = told.read_text()
+    assert len(codes) == 1, f"{codes}: {text[-3000:]}"
+    found = [line for line in text.splitlines() if line.startswith("{")]
+    assert not (folder / "never").exists()
+    return codes.pop(), json.loads(found[0]) if found else text
+
+
+def _rank(rank: int, num_ranks: int, port: int, task: list[str], told: str, broken: str) -> None:
+    handle = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    os.environ.update({name: str(value) for name, value in ranks.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    from hsap.checks.launch import rank_main
+
+    _break(broken)
+    rank_main(task)
+
+
+def _break(what: str) -> None:
+    if what == "scale":
+        from hsap.train.engine import Engine
+
+        Engine.num_averaged = property(lambda self: 1)
+    elif what == "one gradient":
+        from hsap.models.llama import Llama
+
+        made = Llama.__init__
+
+        def init(self, *args, **kwargs):
+            made(self, *args, **kwargs)
+            if args[0].num_layers and os.environ["RANK"] == "1":
+                self.model.layers[1].mlp.up_proj.weight.register_hook(lambda grad: grad * 1.01)
+
+        Llama.__init__ = init
+    elif what == "borders":
+        from hsap.ir.layout import Layout
+        from hsap.train.planning import PlanningSetup
+
+        made = PlanningSetup.compile
+        PlanningSetup.compile = lambda self, layout, answers=(): made(
+            self, Layout.from_lengths([layout.num_tokens] if layout.num_tokens else []), ()
+        )
