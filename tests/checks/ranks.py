@@ -10,20 +10,18 @@ from pathlib import Path
 from tests.parity import Case, arguments
 from tests.train.worlds import fork
 
-FEW = ("data.pack_tokens=64",)
 
-
-def check(folder: Path, what: str, case: Case, broken: str = "", *more: str) -> tuple[int, dict | str]:
+def check(folder: Path, what: str, case: Case, broken: str = "") -> tuple[int, dict | str]:
     """Run a check on the ranks of a case; the exit code that all ranks had, and what was told: JSON where there is any.
 
-    broken: a key of `hsap` broken, see `_break`.
+    broken: what of the package, see `_break`.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    overrides = [*arguments(case, folder / "ragged.jsonl", folder / "never"), *more]
+    overrides = arguments(case, folder / "ragged.jsonl", folder / "never")
     told = folder / f"told-{port}"
-    task = [what, "--json", *overrides]
+    task = ["--json", what, *overrides]
     ranks = [fork(_rank, rank, case.num_ranks, port, task, str(told), broken) for rank in range(case.num_ranks)]
     for rank in ranks:
         rank.join(300)
@@ -53,17 +51,6 @@ def _break(what: str) -> None:
         from hsap.train.engine import Engine
 
         Engine.num_averaged = property(lambda self: 1)
-    elif what == "one gradient":
-        from hsap.models.llama import Llama
-
-        made = Llama.__init__
-
-        def init(self, *args, **kwargs):
-            made(self, *args, **kwargs)
-            if args[0].num_layers and os.environ["RANK"] == "1":
-                self.model.layers[1].mlp.up_proj.weight.register_hook(lambda grad: grad * 1.01)
-
-        Llama.__init__ = init
     elif what == "borders":
         from hsap.ir.layout import Layout
         from hsap.train.planning import PlanningSetup

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 import hsap
+from hsap.checks.gradients import full_grad
 from hsap.integrations.transformers import Collator, sequence_parallel
 from tests.integrations import stock
-from tests.parity.rank import full_grad
 
 LEARNING_RATE = 0.05
 FAMILIES = {

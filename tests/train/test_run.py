@@ -91,11 +91,14 @@ def test_a_run_says_little(finished):
     assert done.stderr.count(f" 0/{NUM_STEPS} [") == 1
 
 
-def test_planning_in_processes_changes_nothing(finished):
+def test_planning_in_processes_and_a_leak_check_change_nothing(finished):
     """Bit for bit, with every plan made elsewhere and further ahead; and nothing is left of them."""
     folder, options, _ = finished
-    done = train(folder, "+topology=2x1", "out=workers", *options, "data.workers=2", "data.lookahead=3")
+    done = train(
+        folder, "+topology=2x1", "out=workers", *options, "data.workers=2", "data.lookahead=3", "check.leak=true"
+    )
     assert done.returncode == 0 and "planning worker" not in done.stderr, done.stderr[-3000:]
+    assert done.stderr.count("hsap: leak check: ") == 1 and "keep every bit" in done.stderr
     assert list(map(same, metrics(folder / "workers"))) == list(map(same, metrics(folder / "first")))
 
 
