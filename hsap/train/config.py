@@ -164,7 +164,7 @@ class _PlainKeys:
     deterministic_backward: bool = flag(default=False)
 
 
-_GROUPS = {
+GROUPS = {
     "data": DataConfig,
     "engine": EngineConfig,
     "optim": OptimConfig,
@@ -172,8 +172,9 @@ _GROUPS = {
     "profile": ProfileConfig,
     "check": CheckConfig,
 }
+"""Groups of keys that are read by themselves; what needs more than a group to be judged is judged by `train_config`."""
 _OTHER_GROUPS = ("model", "planner", "cluster")
-KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
+KEYS = {*GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
 """What a configuration has at its top."""
 
 # On CPUs ranks compute on the very cores that workers would plan on.
@@ -185,9 +186,9 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
-    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
+    plain_values = {key: value for key, value in values.items() if key not in (*GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
-    groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
+    groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
     assert dp >= 1 and rest == 0, "the launcher checks the world size first"

@@ -205,7 +205,7 @@ def fail(error: Exception, rank: int, patience_s: float, program: str = "train.p
     """
     if rank != 0 or _is_echo(error):
         time.sleep(patience_s)
-    if _is_message(error) and os.environ.get(flags.TRACEBACK) != "1":
+    if is_message(error) and os.environ.get(flags.TRACEBACK) != "1":
         text = f"{_paragraph(error)} ({flags.TRACEBACK}=1 shows the traceback.)"
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
@@ -216,7 +216,8 @@ def fail(error: Exception, rank: int, patience_s: float, program: str = "train.p
     os._exit(1)
 
 
-def _is_message(error: Exception) -> bool:
+def is_message(error: Exception) -> bool:
+    """Tell whether an error is a paragraph for the user, one that HSAP or Hydra raised on purpose."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
