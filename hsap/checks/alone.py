@@ -15,9 +15,10 @@ from hsap.ir.mask import distinct_masks
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train.attention import kernel_options, planning_setup
 from hsap.train.config import PlannerConfig, TrainConfig
 from hsap.train.engine import whole_model
-from hsap.train.inputs import Inputs, kernel_options, planning_setup
+from hsap.train.inputs import Inputs
 
 
 def alone(config: TrainConfig, inputs: Inputs, device: torch.device, group: dist.ProcessGroup) -> Outcome:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hsap.integrations.own_loop import SequenceParallel, Shard
+from hsap.integrations.own_loop import SequenceParallel
+from hsap.integrations.shard import Shard
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, distinct_masks, mask_slices, parse_layers
 from hsap.leak.changes import Batch
@@ -78,7 +79,8 @@ def _hugging_face(model: nn.Module, sp: SequenceParallel | None) -> Forward:
             "leak check: neither a forward nor sp was given; give the loop's own forward(documents) -> (output, "
             "shard), or, for a Hugging Face model, sp= what hsap.integrations.transformers.sequence_parallel gave"
         )
-    from hsap.integrations.transformers import SHARD, Collator
+    from hsap.integrations.attend import SHARD
+    from hsap.integrations.collator import Collator
 
     collate = Collator(sp)
 

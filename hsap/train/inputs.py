@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +20,7 @@ from hsap.data.read import read_store
 from hsap.data.store import DocumentStore
 from hsap.data.tokenizer import Tokenizer
 from hsap.files import sha256, short
-from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import distinct_masks
-from hsap.ir.problem import Problem, Topology
 from hsap.ir.shared import check_shareable
 from hsap.keys import is_number
 from hsap.models import ModelConfig
@@ -30,12 +28,11 @@ from hsap.models.config import FREE
 from hsap.models.huggingface import configured
 from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
-from hsap.runtime.kernels import partial_output, select_kernel
+from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train.attention import kernel_options, planned_heads
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
-from hsap.train.compiling import PlanningSetup
 from hsap.train.config import TrainConfig
-from hsap.train.tsp.planning import Variants
 
 # A template is compared by what it holds, once it is known whether any chat was made text by it.
 _FIXED = (
@@ -67,7 +64,7 @@ class Inputs:
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
     data = config.data
-    paths = [*_data_sets(config).values()]
+    paths: list[Any] = [*_data_sets(config).values()]
     for path in paths:
         if not prepared.is_prepared(path):
             open_data(data, path, config.train.seed)
@@ -80,7 +77,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     model, _ = model_shape(config, tokenizer)
     _check_way(config, model)
     if config.model.get("from") is not None and not config.resume:
-        Weights(config.model["from"]).check(model)
+        Weights(str(config.model["from"])).check(model)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
             f"profile.layers={list(config.profile.layers)}: the model has {model.num_layers} layers, 0 to "
@@ -89,7 +86,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     _check_out(config.out)
     check_options(config.planner.name, dict(config.planner.options))
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
-    for setup in Variants.of(planning_setup(config, model, dp_rank=0), model, config).setups:
+    for setup in planned_heads(config, model, dp_rank=0).setups:
         setup.compile(Layout.from_lengths([]))
     if config.resume:
         check_identity(read_state(config), _settings(config, model, tokenizer))
@@ -155,7 +152,9 @@ def read_inputs(config: TrainConfig) -> Inputs:
 def check_kernel(config: TrainConfig, model: ModelConfig) -> None:
     """Refuse an attention kernel that can't do what is asked on the device of this process."""
     dtype = TORCH_DTYPES[config.engine.dtype]
-    select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
+    select_kernel(
+        config.kernel, config.engine.device or "cpu", dtype, head_dim=model.head_dim, **kernel_options(config)
+    )
 
 
 def model_shape(config: TrainConfig, tokenizer: Tokenizer) -> tuple[ModelConfig, tuple[str, ...]]:
@@ -166,33 +165,12 @@ def model_shape(config: TrainConfig, tokenizer: Tokenizer) -> tuple[ModelConfig,
     return ModelConfig.from_mapping(values, tokenizer.vocab_size), ()
 
 
-def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:
-    """Everything of a micro-batch's problem but its layout."""
-    heads = HeadShape(model.num_q_heads, model.num_kv_heads, model.head_dim, config.engine.dtype)
-    topology = Topology(config.inter_sp, config.intra_sp)
-    problem = Problem(
-        Layout.from_lengths([]),
-        heads,
-        topology,
-        distinct_masks(model.layer_masks)[0],
-        config.cluster.starting_at(dp_rank * topology.num_ranks),
-        None,
-        config.arena_multiple,
-        config.wire_dtype,
-    )
-    return PlanningSetup(problem, config.planner.name, dict(config.planner.options), config.verify)
-
-
-def kernel_options(config: TrainConfig) -> dict:
-    """What the attention kernel is asked for beside device, dtype and head dimension."""
-    return {"output": partial_output(config.engine.device), "deterministic": config.deterministic_backward}
-
-
 def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[str, float]]:
     """Give the data sets of a run by the settings that name them; data.eval_path only where it is evaluated."""
     data = config.data
     evaluated = data.eval_path is not None and config.train.eval_every
-    return {"data.path": data.path} | ({"data.eval_path": data.eval_path} if evaluated else {})
+    held_out = {} if data.eval_path is None or not evaluated else {"data.eval_path": data.eval_path}
+    return {"data.path": data.path, **held_out}
 
 
 def _who(config: TrainConfig) -> str:
@@ -231,7 +209,7 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
     return json.loads(json.dumps(settings))
 
 
-def _weights(path: str | Sequence[str] | Mapping[str, float]) -> list[float] | None:
+def _weights(path: Any) -> list[float] | None:
     """Give what share each of several data sets has, in their order; None for one. Prepared data know theirs."""
     if prepared.is_prepared(path):
         path = prepared.read_index(path).settings.get("data.path")

@@ -17,7 +17,7 @@ from hsap.ir.span import positions
 from hsap.leak.changes import Batch, places
 from hsap.leak.probe import probe
 from hsap.leak.report import LeakReport
-from hsap.train.planning import PlannedStep
+from hsap.planning.steps import PlannedStep
 
 if TYPE_CHECKING:
     from hsap.train.run import Trainer

@@ -53,7 +53,7 @@ def _break(what: str) -> None:
         Engine.num_averaged = property(lambda self: 1)
     elif what == "borders":
         from hsap.ir.layout import Layout
-        from hsap.train.planning import PlanningSetup
+        from hsap.planning.compiling import PlanningSetup
 
         made = PlanningSetup.compile
         PlanningSetup.compile = lambda self, layout, answers=(): made(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +50,12 @@ class ShardedLlama(nn.Module):
         self.parts = {name: self.part(name, transport.index) for name in self._shapes}
         for name, part in self.parts.items():
             path, leaf = name.rsplit(".", 1)
-            home = self
+            home: nn.Module = self
             for step in path.split("."):
                 if step not in home._modules:
                     # Called with the hidden state behind what it names, for whoever watches modules.
                     home.add_module(step, nn.Identity())
-                home = home._modules[step]
+                home = home.get_submodule(step)
             mine = part.take(source(name, part.whole)).to(device, dtype, copy=True).contiguous()
             home.register_parameter(leaf, nn.Parameter(mine))
         self.layers = [self._layer(index) for index in range(config.num_layers)]
@@ -83,11 +84,11 @@ class ShardedLlama(nn.Module):
         names = [name for name, part in self.parts.items() if part.axis is None]
         replicated = _Replicated.apply(self.transport, *(parameters[name] for name in names))
         parameters |= zip(names, replicated, strict=True)
-        hidden_TC = self.model.embed_tokens(self.vocabulary.embed(tokens_T, parameters[EMBEDDING]))
+        embedding, layers, norm = (self.get_submodule(f"model.{name}") for name in ("embed_tokens", "layers", "norm"))
+        hidden_TC = embedding(self.vocabulary.embed(tokens_T, parameters[EMBEDDING]))
         rope = model_rope(config, positions_T, hidden_TC.dtype)
-        places = list(self.model.layers.children())
         norms = ("input_layernorm.weight", *(f"self_attn.{name}_norm.weight" for name in "qk" if config.qk_norm))
-        for index, (projections, mlp) in enumerate(self.layers):
+        for index, ((projections, mlp), behind) in enumerate(zip(self.layers, layers.children(), strict=True)):
             layer = f"model.layers.{index}."
             whole, sharded, ffn = (
                 [parameters[layer + name] for name in wanted]
@@ -96,8 +97,8 @@ class ShardedLlama(nn.Module):
             hidden_TC = projections(hidden_TC, rope, attention, whole, sharded)
             if config.attention_bias == "all":
                 hidden_TC = hidden_TC + parameters[layer + "self_attn.o_proj.bias"]
-            hidden_TC = places[index](mlp(hidden_TC, *ffn))
-        hidden_TC = self.model.norm(rms_norm(hidden_TC, parameters[NORM], config.norm_eps))
+            hidden_TC = behind(mlp(hidden_TC, *ffn))
+        hidden_TC = norm(rms_norm(hidden_TC, parameters[NORM], config.norm_eps))
         head = parameters[EMBEDDING if config.tied_embeddings else HEAD]
         total, losses_T = self.vocabulary.losses(hidden_TC, head, targets_T)
         return losses_T if per_token else total
@@ -118,14 +119,14 @@ class _Replicated(torch.autograd.Function):
     """Replicated parameters as they are; their gradients, each of this rank's rows, are added up over the group."""
 
     @staticmethod
-    def forward(ctx, transport: Transport, *parameters):
+    def forward(ctx: Any, transport: Transport, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.transport = transport
         ctx.set_materialize_grads(True)
         return tuple(parameter.view_as(parameter) for parameter in parameters)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         total = flat.to(torch.promote_types(flat.dtype, torch.float32))
         ctx.transport.sum(total)

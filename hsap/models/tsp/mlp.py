@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from hsap.models.llama import rms_norm
 from hsap.models.loss import wide_dtype
+from hsap.models.mlp import gated_gradients
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
 
 
@@ -35,7 +37,7 @@ class MLP:
 
 class _MLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, block: MLP, hidden_TC, norm_C, *own):
+    def forward(ctx: Any, block: MLP, hidden_TC: Tensor, norm_C: Tensor, *own: Tensor) -> Tensor:
         x_TC = rms_norm(hidden_TC, norm_C, block.norm_eps)
         out_TC = hidden_TC.to(wide_dtype(hidden_TC.dtype), copy=True)
         for _, (gate_FC, up_FC, down_CF) in ring(block.transport, bundle(own), block.shapes):
@@ -46,20 +48,18 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout_TC):
+    def backward(ctx: Any, dout_TC: Tensor) -> tuple[Tensor | None, ...]:
         block = ctx.block
         hidden_TC, norm_C, *own = ctx.saved_tensors
         x_TC = rms_norm(hidden_TC, norm_C, block.norm_eps)
         dx_TC = torch.zeros_like(x_TC, dtype=wide_dtype(x_TC.dtype))
         home = Homeward(block.transport, block.shapes)
         for shard, (gate_FC, up_FC, down_CF) in ring(block.transport, bundle(own), block.shapes):
-            with torch.enable_grad():
-                gate_TF, up_TF = ((x_TC @ weight.t()).requires_grad_() for weight in (gate_FC, up_FC))
-                inner_TF = F.silu(gate_TF) * up_TF
-            dgate_TF, dup_TF = torch.autograd.grad(inner_TF, (gate_TF, up_TF), dout_TC @ down_CF)
+            gate_TF, up_TF = (x_TC @ weight.t() for weight in (gate_FC, up_FC))
+            inner_TF, dgate_TF, dup_TF = gated_gradients(gate_TF, up_TF, dout_TC @ down_CF)
             dx_TC += dgate_TF @ gate_FC
             dx_TC += dup_TF @ up_FC
-            home.add(shard, (dgate_TF.t() @ x_TC, dup_TF.t() @ x_TC, dout_TC.t() @ inner_TF.detach()))
+            home.add(shard, (dgate_TF.t() @ x_TC, dup_TF.t() @ x_TC, dout_TC.t() @ inner_TF))
         dhidden_TC, dnorm_C = norm_backward(hidden_TC, norm_C, block.norm_eps, dx_TC)
         gradients = (gradient.to(like.dtype) for gradient, like in zip(home.own(), own, strict=True))
         return None, dhidden_TC + dout_TC, dnorm_C, *gradients
@@ -70,4 +70,5 @@ def norm_backward(hidden_TC: Tensor, norm_C: Tensor, eps: float, dx_TC: Tensor) 
     with torch.enable_grad():
         inputs = hidden_TC.detach().requires_grad_(), norm_C.detach().requires_grad_()
         x_TC = rms_norm(*inputs, eps)
-    return torch.autograd.grad(x_TC, inputs, dx_TC.to(x_TC.dtype))
+    dhidden_TC, dnorm_C = torch.autograd.grad(x_TC, inputs, dx_TC.to(x_TC.dtype))
+    return dhidden_TC, dnorm_C

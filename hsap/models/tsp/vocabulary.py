@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hsap.models.loss import IGNORED_TARGET, add_product, check_targets, chunks, logit_gradient, place, wide_dtype
+from hsap.models.loss import add_product, check_targets, chunks, logit_gradient, place, wide_dtype
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
+from hsap.targets import NO_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Vocabulary:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vocabulary: Vocabulary, tokens_T, own_VC):
+    def forward(ctx: Any, vocabulary: Vocabulary, tokens_T: Tensor, own_VC: Tensor) -> Tensor:
         out_TC = own_VC.new_zeros(len(tokens_T), own_VC.shape[1])
         for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
             inside_T, place_T1 = place(tokens_T, vocabulary.borders[shard], len(weight_VC))
@@ -56,7 +58,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout_TC):
+    def backward(ctx: Any, dout_TC: Tensor) -> tuple[Tensor | None, ...]:
         vocabulary, (tokens_T,) = ctx.vocabulary, ctx.saved_tensors
         transport, wide = vocabulary.transport, wide_dtype(dout_TC.dtype)
         home = Homeward(transport, vocabulary.shapes)
@@ -70,9 +72,11 @@ class _Embedding(torch.autograd.Function):
 
 class _Losses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vocabulary: Vocabulary, hidden_TC, own_VC, targets_T, with_grad):
+    def forward(
+        ctx: Any, vocabulary: Vocabulary, hidden_TC: Tensor, own_VC: Tensor, targets_T: Tensor, with_grad: bool
+    ) -> tuple[Tensor, Tensor]:
         lse_T, picked_T = _statistics(vocabulary, hidden_TC, own_VC, targets_T)
-        counted_T = targets_T != IGNORED_TARGET
+        counted_T = targets_T != NO_TARGET
         losses_T = (lse_T - picked_T).where(counted_T, 0)
         if with_grad:
             ctx.save_for_backward(*_gradients(vocabulary, hidden_TC, own_VC, targets_T, lse_T))
@@ -82,7 +86,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dtotal, _):
+    def backward(ctx: Any, dtotal: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ((saved * dtotal).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
         return None, *gradients, None, None
 

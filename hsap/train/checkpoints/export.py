@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from hsap.models import ModelConfig
 from hsap.models.llama import shapes
 from hsap.train.checkpoints.folder import LATEST, damage, read_checkpoint
-from hsap.train.checkpoints.sharding import WEIGHT
+from hsap.train.checkpoints.masters import WEIGHT
 from hsap.train.checkpoints.tensors import Pieces
 
 
@@ -23,7 +24,7 @@ class Exported:
     step: int
     pack_tokens: int
     _pieces: Pieces
-    _shapes: dict[str, Tensor]
+    _shapes: Mapping[str, Tensor]
 
     @classmethod
     def open(cls, path: Path) -> Exported:

@@ -17,14 +17,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from typing import Any
 
-from hsap.train.compiling import PlanningSetup, Shape, failure
+from hsap.planning.compiling import PlanningSetup, Shape, failure
 
 # Ctrl-C and SIGTERM go to all processes of a job; what the rank does about them may still need plans.
 _PROGRAM = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.path[:] = json.loads(sys.argv[2]); "
-    "from hsap.train.worker import serve; serve(int(sys.argv[1]))"
+    "from hsap.planning.worker import serve; serve(int(sys.argv[1]))"
 )
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"),
@@ -85,7 +86,7 @@ class PlanPool:
 
     def __init__(self, setup: PlanningSetup, num_workers: int) -> None:
         self._setup = setup.to_bytes()
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._workers = [Worker(self._setup) for _ in range(num_workers)]
