@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "integrations": {"ir", "clusters", "data", "models", "runtime", "planning", "targets", "leak"},
     "leak": {"ir"},
     "checks": {"ir", "clusters", "data", "leak", "planning", "runtime", "train"},
-    "doctor": {"ir", "keys", "runtime", "calibrate", "checks", "train"},
+    "doctor": {"ir", "keys", "planners", "runtime", "calibrate", "checks", "train"},
     "buffers": {"models"},
     "train": {
         "buffers",

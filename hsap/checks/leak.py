@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 
 from hsap.leak.report import LeakReport
-from hsap.train.leak import check_leak
 from hsap.train.run import Trainer
 
 
@@ -18,7 +17,7 @@ def first_leaks(trainer: Trainer) -> list[LeakReport]:
     finally:
         steps.close()
         loader.close()
-    return check_leak(trainer, step)
+    return trainer.leaks(step)
 
 
 def tell(reports: Sequence[LeakReport], as_json: bool) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from hsap.checks.launch import configs
 from hsap.doctor.report import FAILED, OK, Line
 from hsap.ir.check import Refused, printable
+from hsap.keys import read
+from hsap.planners import check_options
 from hsap.train.config import GROUPS, train_config
 from hsap.train.launch import compose, is_message
 from hsap.train.overrides import rewrite, wants_multirun
@@ -37,6 +39,7 @@ def _faults(overrides: Sequence[str]) -> Iterator[str]:
             raise Refused("doctor: give overrides alone, KEY=VALUE, and none of Hydra's flags")
         for name, kind in GROUPS.items():
             yield from _fault_of_group(name, kind, values)
+        yield from _fault_of_planner(values)
         choice = decide(values.get("topology"), (values.get("engine") or {}).get("device"), look_around(os.environ))
         out = values.get("out") or os.path.join(tempfile.gettempdir(), f"hsap-doctor-{os.getpid()}")
         made = train_config(values, choice.world_size, choice.device, str(out))
@@ -53,11 +56,18 @@ def _faults(overrides: Sequence[str]) -> Iterator[str]:
 
 def _fault_of_group(name: str, kind: type, values: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with a group by itself, so that the faults of several are told at once."""
-    from hsap.keys import read
-
     section = values.get(name)
     if isinstance(section, Mapping):
         try:
             read(kind, f"{name}.", section)
+        except ValueError as error:
+            yield printable(error)
+
+
+def _fault_of_planner(values: Mapping[str, Any]) -> Iterator[str]:
+    section = values.get("planner")
+    if isinstance(section, Mapping) and isinstance(section.get("name"), str):
+        try:
+            check_options(section["name"], {key: value for key, value in section.items() if key != "name"})
         except ValueError as error:
             yield printable(error)

@@ -96,7 +96,7 @@ def _judged(about: str, pairs: dict, size: int) -> Line:
     small = statistics.median(small for small, _, _ in pairs.values())
     spread = f" to {_rate(size, fastest)}, slowest {slowest[0]}–{slowest[1]}" if len(pairs) > 1 else ""
     told = (
-        f"{len(pairs)} pairs of ranks, every byte right: {_rate(size, times[slowest])} each way{spread}; "
+        f"{len(pairs)} pair{'s' * (len(pairs) > 1)} of ranks, every byte right: {_rate(size, times[slowest])} each way{spread}; "
         f"{small * 1e6:.0f} µs for {SMALL >> 10} KiB"
     )
     if times[slowest] > SLOW * usual:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hsap.data.batch import MicroBatch
 from hsap.ir.layout import Layout
@@ -17,41 +17,46 @@ from hsap.ir.span import positions
 from hsap.leak.changes import Batch, places
 from hsap.leak.probe import probe
 from hsap.leak.report import LeakReport
+from hsap.models import ModelConfig
+from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep
+from hsap.runtime.groups import Mesh
 
-if TYPE_CHECKING:
-    from hsap.train.run import Trainer
+Loss = Callable[[MicroBatch, Planned, nn.Module], Tensor]
+"""This rank's sum of token losses of a micro-batch, by a module of the model."""
 
 
-def check_leak(trainer: Trainer, step: PlannedStep) -> list[LeakReport]:
+def check_leak(
+    step: PlannedStep, model: ModelConfig, mesh: Mesh, exchange: Exchange, module: nn.Module, loss: Loss
+) -> list[LeakReport]:
     """Look for leaks in the micro-batch of most documents of a step, in every SP group; their reports, on all ranks.
 
-    Collective over the job: every group runs as many forwards. The model is the bare one, without DeepSpeed's engine,
-    which would take a backward for one of training; weights and their gradients stay as they are.
+    Collective over the job: every group runs as many forwards. exchange: of a use of its own, for the plan of the same
+    documents in another order. module: the bare one, without DeepSpeed's engine, which would take a backward for one of
+    training; weights and their gradients stay as they are.
     """
-    module, sp_rank = trainer.engine.deepspeed.module, trainer.mesh.sp_rank
     chosen = max(range(len(step.plans)), key=lambda i: len(step.batch.micro_batches[i].lengths))
     micro, plan = step.batch.micro_batches[chosen], step.plans[chosen]
-    exchange = trainer.exchange("leak")
     turned, came_from = _turned(micro)
     exchange.publish(turned, 0)
     other = exchange.get(0)
 
     def run(tokens: np.ndarray, order: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
         if order is None:
-            return trainer.loss(replace(micro, tokens=tokens), plan, module), positions(plan.rank_spans(sp_rank))
-        rows = positions(other.rank_spans(sp_rank))
-        return trainer.loss(replace(turned, tokens=tokens[came_from]), other, module), rows
+            return loss(replace(micro, tokens=tokens), plan, module), positions(plan.rank_spans(mesh.sp_rank))
+        rows = positions(other.rank_spans(mesh.sp_rank))
+        return loss(replace(turned, tokens=tokens[came_from]), other, module), rows
 
-    deep = False if trainer.inputs.model.compile else None
-    own = probe(module, _batch(trainer, micro), run, group=trainer.mesh.sp, deep=deep)
+    # What is compiled would be compiled with the hooks in it.
+    deep = False if model.compile else None
+    own = probe(module, _batch(model, micro), run, group=mesh.sp, deep=deep)
     reports: list = [None] * dist.get_world_size()
     dist.all_gather_object(reports, own)
-    return reports[:: trainer.mesh.topology.num_ranks]
+    return reports[:: mesh.topology.num_ranks]
 
 
-def _batch(trainer: Trainer, micro: MicroBatch) -> Batch:
-    distinct, layers = distinct_masks(trainer.inputs.model.layer_masks)
+def _batch(model: ModelConfig, micro: MicroBatch) -> Batch:
+    distinct, layers = distinct_masks(model.layer_masks)
     layout = Layout.from_lengths(micro.lengths, micro.sequences)
     masks = [shared_masks(mask, layout.lengths, micro.answers) if any(micro.answers) else mask for mask, _ in distinct]
     tables = tuple(mask_slices(layout, mask) for mask in masks)

@@ -18,6 +18,7 @@ from torch import Tensor
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader
 from hsap.ir.span import positions
+from hsap.leak.report import LeakReport
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.runtime.upload import Upload
@@ -129,8 +130,13 @@ class Trainer:
         )
         return loader, PlannedSteps(islice(loader, count), self.exchange("train"), config.data.lookahead)
 
+    def leaks(self, step: PlannedStep) -> list[LeakReport]:
+        """Look for leaks in a step's batch: a report of every SP group, on all ranks. Collective, and at most once."""
+        module = self.engine.deepspeed.module
+        return check_leak(step, self.inputs.model, self.mesh, self.exchange("leak"), module, self.loss)
+
     def _check_leak(self, step: PlannedStep) -> None:
-        reports = check_leak(self, step)
+        reports = self.leaks(step)
         for report in reports:
             report.check()
         if dist.get_rank() == 0:
