@@ -19,7 +19,7 @@ _QUIET = {
 }
 
 
-def quiet(values: Mapping[str, Any]) -> dict:
+def quiet(values: Mapping[str, Any]) -> dict[str, Any]:
     """One step, without evaluation, checkpoints and all else that a run leaves or tells."""
     if values.get("resume"):
         raise ValueError(
@@ -29,7 +29,7 @@ def quiet(values: Mapping[str, Any]) -> dict:
     return _with(values, _QUIET)
 
 
-def small(values: Mapping[str, Any], world_size: int, group_size: int) -> tuple[dict, str]:
+def small(values: Mapping[str, Any], world_size: int, group_size: int) -> tuple[dict[str, Any], str]:
     """The same with short packs, and at most two micro-steps of accumulation; also what was reduced, in words."""
     data, train = values["data"], values["train"]
     changes: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     return values[group].get(name)
 
 
-def _with(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict:
+def _with(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A copy with other values; keys are dotted. What should be a group and is none is left to its check."""
     out = dict(values)
     for key, value in changes.items():

@@ -49,7 +49,7 @@ def _gpus() -> list[Line]:
         if free < (1 - BUSY) * total:
             told = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB are free: another process has the rest (nvidia-smi)"
             lines.append(Line(f"gpu {index}", WARNING, told))
-    driver = torch._C._cuda_getDriverVersion()
+    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # builds for CPUs have none
     told = f"{torch.version.cuda}, of the driver {driver // 1000}.{driver % 1000 // 10}"
     return [*lines, Line("cuda", OK, told)]
 

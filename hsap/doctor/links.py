@@ -66,7 +66,7 @@ def links(by_rank: Sequence[dict], device: str, ranks_per_node: int) -> list[Lin
     """Judge what all ranks measured."""
     if len(by_rank) < 2:
         return [Line("P2P", OK, "one rank has nobody to talk to")]
-    met = {}
+    met: dict[tuple[int, int], tuple[float, float, bool]] = {}
     for rank, own in enumerate(by_rank):
         for peer, small_s, large_s, right in own["pairs"]:
             pair = (min(rank, peer), max(rank, peer))
@@ -84,19 +84,20 @@ def links(by_rank: Sequence[dict], device: str, ranks_per_node: int) -> list[Lin
     return [*lines, Line("all-to-all", OK, told)]
 
 
-def _judged(about: str, pairs: dict, size: int) -> Line:
+def _judged(about: str, pairs: dict[tuple[int, int], tuple[float, float, bool]], size: int) -> Line:
     wrong = [pair for pair, (_, _, right) in pairs.items() if not right]
     if wrong:
         (one, other), count = wrong[0], f"{len(wrong)} of {len(pairs)} pairs"
         told = f"ranks {one} and {other} ({count}) received other bytes than were sent: check cables and cards, "
         return Line(about, FAILED, told + "and on GPUs try NCCL_P2P_DISABLE=1")
     times = {pair: large for pair, (_, large, _) in pairs.items()}
-    slowest = max(times, key=times.get)
+    slowest = max(times, key=times.__getitem__)
     usual, fastest = statistics.median(times.values()), min(times.values())
     small = statistics.median(small for small, _, _ in pairs.values())
     spread = f" to {_rate(size, fastest)}, slowest {slowest[0]}–{slowest[1]}" if len(pairs) > 1 else ""
+    count = f"{len(pairs)} pair{'s' * (len(pairs) > 1)} of ranks"
     told = (
-        f"{len(pairs)} pair{'s' * (len(pairs) > 1)} of ranks, every byte right: {_rate(size, times[slowest])} each way{spread}; "
+        f"{count}, every byte right: {_rate(size, times[slowest])} each way{spread}; "
         f"{small * 1e6:.0f} µs for {SMALL >> 10} KiB"
     )
     if times[slowest] > SLOW * usual:

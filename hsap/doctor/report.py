@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"
 _RANKED = (OK, WARNING, FAILED)
@@ -32,7 +33,7 @@ class Report:
         """Whether nothing failed."""
         return all(line.status != FAILED for line in self.lines)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "head": self.head, "lines": [asdict(line) for line in self.lines]}
 
     def __str__(self) -> str:

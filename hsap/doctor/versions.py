@@ -57,9 +57,9 @@ def own_versions() -> dict[str, str | None]:
 
 def versions(has_gpus: bool, found: dict[str, str | None]) -> list[Line]:
     """Judge versions as `own_versions` gives them."""
-    python = tuple(map(int, found["python"].split(".")[:2]))
-    told = found["python"] if python >= LEAST_PYTHON else f"{found['python']}: HSAP needs 3.10 or later"
-    lines = [Line("python", OK if python >= LEAST_PYTHON else FAILED, told)]
+    python = found["python"] or ""
+    fits = _numbers(python)[:2] >= LEAST_PYTHON
+    lines = [Line("python", OK if fits else FAILED, python if fits else f"{python}: HSAP needs 3.10 or later")]
     return lines + [_judged(package, found.get(package.name), has_gpus) for package in PACKAGES]
 
 

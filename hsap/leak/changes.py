@@ -58,7 +58,8 @@ def choose(batch: Batch) -> tuple[Change, ...]:
     middle = min(
         [i for i in others if i != shortest] or others, key=lambda i: abs(borders[i] + borders[i + 1] - borders[-1])
     )
-    whole = [Change(i, *borders[i : i + 2].tolist(), f"document {batch.names[i]}") for i in (longest, shortest, middle)]
+    spans = ((i, int(borders[i]), int(borders[i + 1])) for i in (longest, shortest, middle))
+    whole = [Change(i, start, stop, f"document {batch.names[i]}") for i, start, stop in spans]
     return (*whole, _part(batch, longest))
 
 

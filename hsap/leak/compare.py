@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ def floors(everywhere: Everywhere, first: Seen, again: Seen) -> dict[str, float]
     return everywhere.largest(own)
 
 
-def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict:
+def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Any, Any]:
     """By (direction, module, document) the largest difference among this rank's rows that the masks keep from it."""
     marked = np.zeros(len(batch.tokens), dtype=bool)
     marked[change.start : change.stop] = True
@@ -84,7 +85,14 @@ def _depths(watch: Watch, names: list[str], num_layers: int) -> dict[tuple[str, 
     return depths
 
 
-def found(watch: Watch, names: dict, worst: dict, batch: Batch, told: str, bound_of: Callable[[str], float]) -> list:
+def found(
+    watch: Watch,
+    names: dict[str, list[str]],
+    worst: dict[Any, float],
+    batch: Batch,
+    told: str,
+    bound_of: Callable[[str], float],
+) -> list[Leak]:
     """The leaks among differences: of hidden states if there are any, else of gradients."""
     for way in (FORWARD, BACKWARD):
         over = {key: size for key, size in worst.items() if key[0] == way and size > bound_of(way)}
@@ -111,9 +119,11 @@ def _layer(watch: Watch, names: list[str], module: str, way: str) -> str:
     return layer or plain
 
 
-def moved(watch: Watch, everywhere: Everywhere, names: dict, batch: Batch, first: Seen, other: Seen) -> list[Leak]:
+def moved(
+    watch: Watch, everywhere: Everywhere, names: dict[str, list[str]], batch: Batch, first: Seen, other: Seen
+) -> list[Leak]:
     """Leaks that show when the documents are laid in another order: the opposite one, as `other` was."""
-    came_from = places(batch.lengths, opposite(batch))
+    came_from = places(batch.lengths, opposite(batch).tolist())
     one, same = (
         everywhere.sums(_totals(batch, seen, rows))
         for seen, rows in ((first, first.rows), (other, came_from[other.rows]))
@@ -138,7 +148,7 @@ def opposite(batch: Batch) -> np.ndarray:
     return np.arange(len(batch.lengths))[::-1]
 
 
-def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict:
+def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict[Any, Any]:
     """By (direction, module): of each document its rows' parts with signs by their place in it, and their squares.
 
     float64 [documents, parts + 1]: sums over this rank's rows. rows: their positions in the given order.

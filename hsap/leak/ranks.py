@@ -28,11 +28,11 @@ class Everywhere:
         self.group = group
         self.alone = group is None or dist.get_world_size(group) == 1
 
-    def all(self, value: Any) -> list:
+    def all(self, value: Any) -> list[Any]:
         """What every rank has."""
         if self.alone:
             return [value]
-        values: list = [None] * dist.get_world_size(self.group)
+        values: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -45,17 +45,17 @@ class Everywhere:
         found[BACKWARD].sort(key=lambda name: place.get(name, 0))
         return found
 
-    def largest(self, own: dict) -> dict:
+    def largest(self, own: dict[Any, Any]) -> dict[Any, Any]:
         """By key, the largest value of all ranks."""
-        out: dict = {}
+        out: dict[Any, Any] = {}
         for of_rank in self.all(own):
             for key, value in of_rank.items():
                 out[key] = max(out.get(key, 0.0), value)
         return out
 
-    def sums(self, own: dict) -> dict:
+    def sums(self, own: dict[Any, Any]) -> dict[Any, Any]:
         """By key, the sum of all ranks' arrays, in the order of ranks."""
-        out: dict = {}
+        out: dict[Any, Any] = {}
         for of_rank in self.all(own):
             for key, value in of_rank.items():
                 out[key] = out[key] + value if key in out else value

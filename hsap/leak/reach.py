@@ -25,14 +25,17 @@ def forward_reach(changed: np.ndarray, layers: Sequence[int], masks: Sequence[np
     return _spread(changed, layers, masks)
 
 
-def backward_reach(reached: Sequence[np.ndarray], layers: Sequence[int], masks: Sequence[np.ndarray]) -> list:
+def backward_reach(
+    reached: Sequence[np.ndarray], layers: Sequence[int], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
     """Rows whose gradients may differ in front of the first layer, and behind each; reached: of `forward_reach`."""
     turned = [np.stack([m[:, K0], m[:, K1], m[:, Q0], m[:, Q1], -m[:, HI], -m[:, LO]], axis=1) for m in masks]
     return _spread(reached[-1], list(layers)[::-1], turned)[::-1]
 
 
 def _spread(marked: np.ndarray, layers: Sequence[int], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
-    out, done = [marked], {}
+    out = [marked]
+    done: dict[int, int] = {}
     for index in layers:
         count = int(marked.sum())
         if done.get(index) != count:  # else this mask has shown all that it can

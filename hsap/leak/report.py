@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 MAX_NAMED, MAX_TOLD = 5, 3
 """Documents that a leak names, and leaks that a paragraph does."""
@@ -71,5 +72,5 @@ class LeakReport:
         if not self.ok:
             raise ValueError(self.paragraph())
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "told": self.told, "leaks": [asdict(leak) for leak in self.leaks]}

@@ -71,7 +71,7 @@ class Watch:
         layer = self.layer_of(name)
         return layer is not None and layer != name.partition("#")[0]
 
-    def _hook(self, name: str, embeds: bool) -> Callable:
+    def _hook(self, name: str, embeds: bool) -> Callable[[nn.Module, Any, Any], Any]:
         def see(_: nn.Module, args: Any, output: Any) -> Any:
             tensor = output[0] if isinstance(output, tuple) and output else output
             if not self._on or not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:

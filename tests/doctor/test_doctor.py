@@ -38,7 +38,7 @@ def test_the_page_of_a_machine_that_is_fit(few, capsys, tmp_path):
     assert code == 0, out
     assert len(lines) < 50 and max(map(len, lines)) <= report.WIDTH
     for about in ("python", "torch", "numba", "gloo", "disk", "kernel cpu_flash fp32", "kernel math bf16", "P2P"):
-        (line,) = [line for line in lines if line[9:].startswith(f"{about} ")]
+        (line,) = [line for line in lines if line[8:].startswith(f"{about} ")]
         assert line.split()[0] in (OK, WARNING)
     code, out = page(capsys, "--out", str(tmp_path), "--json")
     told = json.loads(out)
@@ -61,13 +61,12 @@ def test_a_kernel_that_is_wrong_fails_and_is_named(few, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["raises", "nan"])
-def test_a_kernel_that_raises_or_gives_nan_fails(broken, monkeypatch):
+def test_a_kernel_that_raises_or_gives_nan_fails(broken, few, monkeypatch):
     def attend(self, prepared, q, kv, o, lse, scale):
         if broken == "raises":
             raise RuntimeError("no kernel image\nis available")
         o.fill_(math.nan)
 
-    monkeypatch.setattr(kernels, "MASKS", FEW[:1])
     monkeypatch.setattr(CpuFlashKernel, "attend", attend)
     found = {line.about: line for line in kernels.kernels(torch.device("cpu"))}
     assert found["kernel cpu_flash fp32"].status == FAILED and found["kernel math fp32"].status == OK
@@ -77,9 +76,9 @@ def test_a_kernel_that_raises_or_gives_nan_fails(broken, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_talk():
-    lines = examine._links("cpu", 3)
+    lines = examine._links("cpu", 2)
     assert [line.status for line in lines] == [OK, OK], lines
-    assert "3 pairs of ranks, every byte right" in lines[0].told and "3 ranks, 1 MiB to each" in lines[1].told
+    assert "1 pair of ranks, every byte right" in lines[0].told and "2 ranks, 1 MiB to each" in lines[1].told
 
 
 def test_ranks_that_can_t_talk_are_told_of(monkeypatch):
@@ -173,7 +172,6 @@ def test_several_faults_of_a_configuration_are_told_at_once():
         ("nosuch.key=1", "nosuch"),
         ("topology=2y1", "2y1"),
         ("--multirun", "sweep"),
-        ("model=x", "model"),
     ):
         (line,) = config([bad])
         assert line.status == FAILED and what in line.told, line
