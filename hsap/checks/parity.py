@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
@@ -54,7 +55,7 @@ class ParityReport:
             "or kernel to find which it is"
         )
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         d = self.difference
         found = {"loss": d.loss, "norm": d.norm, "all_gradients": d.all_gradients, "gradient": d.gradient}
         bars = dict(zip(("gradient", "all_gradients", "loss", "norm"), d.bars, strict=True))
