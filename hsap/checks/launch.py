@@ -59,9 +59,8 @@ def configured(task: Task) -> tuple[TrainConfig, Train | Start | Leave, str]:
     values = compose(configs(), arguments)
     if values is None:
         raise Refused("check: give overrides alone, KEY=VALUE, and none of Hydra's flags")
-    values = quiet(values)
+    values, reduced = quiet(values), ""
     choice = decide(values.get("topology"), (values.get("engine") or {}).get("device"), look_around(os.environ))
-    reduced = ""
     if task.what == "parity" and not task.full:
         group = Topology.parse(values["topology"] or f"{choice.world_size}x1").num_ranks
         values, reduced = small(values, choice.world_size, group)

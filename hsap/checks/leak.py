@@ -11,13 +11,7 @@ from hsap.train.run import Trainer
 
 def first_leaks(trainer: Trainer) -> list[LeakReport]:
     """Check the first step's batch in every SP group: their reports, on all ranks. Collective over the job."""
-    loader, steps = trainer.steps(1)
-    try:
-        step = next(steps)
-    finally:
-        steps.close()
-        loader.close()
-    return trainer.leaks(step)
+    return trainer.leaks(trainer.first_step())
 
 
 def tell(reports: Sequence[LeakReport], as_json: bool) -> None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hsap.checks.alone import alone
@@ -67,15 +68,11 @@ def check_parity(trainer: Trainer, reduced: str) -> ParityReport | None:
 
     reduced: what was made smaller of the batch, in words. The weights are those after one update, afterwards.
     """
-    config, found = trainer.config, {}
+    config = trainer.config
+    found: dict[str, torch.Tensor] = {}
     tell_gradients(trainer.engine, found.update)
-    loader, steps = trainer.steps(1)
-    try:
-        step = next(steps)
-    finally:
-        steps.close()
-        loader.close()
-    figures = trainer.update(step, (0.0, 0.0))
+    step = trainer.first_step()
+    figures = trainer.update(step)
     group = dist.new_group([0])
     if dist.get_rank() != 0:
         return None

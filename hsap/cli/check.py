@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from hsap.cli.exit import NOT_OK, OK
 
 OVERRIDES = "overrides of train.py, KEY=VALUE: the configuration that is checked"
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     check = commands.add_parser("check", help="check a configuration's model, data and ranks before training")
     what = check.add_subparsers(dest="what", required=True, metavar="WHAT")

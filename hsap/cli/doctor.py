@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from hsap.cli.check import OVERRIDES
 from hsap.cli.exit import NOT_OK, OK
@@ -12,7 +13,7 @@ from hsap.ir.check import one_of, whole
 MAX_RANKS = 64
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser(
         "doctor",

@@ -12,6 +12,7 @@ from hsap.data.packing import check_dealing
 from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
+from hsap.train.guard.settings import GuardConfig, check_guard
 
 
 def _is_betas(value: object) -> bool:
@@ -95,9 +96,16 @@ class ProfileConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """What is checked of model and data before the first step. leak: that no document reaches another."""
+    """What is checked of a run before its first step.
 
-    leak: bool = flag()
+    leak: whether any document reaches another in the first batch. error_budget: how many times one device's error
+    attention may have, split over the ranks; None: isn't measured.
+    """
+
+    leak: bool = flag(default=False)
+    error_budget: float | None = number(
+        "a number of at least 1, like 1.1", lambda v: v >= 1, optional=True, default=None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,7 @@ class TrainConfig:
     train: LoopConfig
     profile: ProfileConfig
     check: CheckConfig
+    guard: GuardConfig
     model: Mapping[str, object]
     topology: str
     kernel: str
@@ -172,8 +181,11 @@ GROUPS = {
     "train": LoopConfig,
     "profile": ProfileConfig,
     "check": CheckConfig,
+    "guard": GuardConfig,
 }
 """Groups of keys that are read by themselves; what needs more than a group to be judged is judged by `train_config`."""
+_NEWER = ("check", "guard")
+"""Groups that a configuration kept by an earlier version doesn't have."""
 _OTHER_GROUPS = ("model", "planner", "cluster")
 KEYS = {*GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
 """What a configuration has at its top."""
@@ -189,6 +201,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     """
     plain_values = {key: value for key, value in values.items() if key not in (*GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
+    values = {**{name: {} for name in _NEWER}, **values}
     groups: dict[str, Any] = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
@@ -232,6 +245,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         dp=dp,
         accumulation=_accumulation(groups["train"], dp),
     )
+    check_guard(made.guard, made.parallel)
     if made.parallel == "tsp":
         _check_tsp(made)
     elif made.tsp_axis != "all":

@@ -50,15 +50,15 @@ class MarkedTrainer(Trainer):
         engine.backward, engine.step = marked_backward, marked_update
         super().train()
 
-    def exchange(self, use: str) -> PlanExchange:
+    def _exchange(self, use: str) -> PlanExchange:
         # Runs of one world share its store.
-        return super().exchange(f"{self.config.out}/{use}")
+        return super()._exchange(f"{self.config.out}/{use}")
 
-    def loss(self, micro, plan, *more):
+    def _loss(self, micro, plan, *more):
         tokens = int((plan.rank_spans(self.mesh.sp_rank)[:, 1] - plan.rank_spans(self.mesh.sp_rank)[:, 0]).sum())
         self.tokens = max(self.tokens, tokens)
         with record_function("hsap forward"):
-            return super().loss(micro, plan, *more)
+            return super()._loss(micro, plan, *more)
 
 
 def named_storages(trainer: Trainer) -> dict[int, str]:

@@ -42,9 +42,9 @@ class ProbedTrainer(Trainer):
         tell_gradients(self.engine, keep)
         super().train()
 
-    def exchange(self, use: str) -> PlanExchange:
+    def _exchange(self, use: str) -> PlanExchange:
         # Runs of one world share its store.
-        return super().exchange(f"{self.config.out}/{use}")
+        return super()._exchange(f"{self.config.out}/{use}")
 
 
 def configure(arguments: list[str], world_size: int) -> TrainConfig:
