@@ -7,8 +7,8 @@ import time
 from collections import Counter
 
 import pytest
-from mutants import NAMES, corrupt, drop_one, mutate
-from oracle import failure
+from tests.mutation.mutants import NAMES, corrupt, drop_one, mutate
+from tests.mutation.oracle import failure
 
 from hsap.api import compile
 from hsap.compiler.pipeline import build

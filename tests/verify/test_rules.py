@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mutants import drop_one, in_order, of, with_buffer, with_column, with_program
-from oracle import failure
+from tests.mutation.mutants import drop_one, in_order, of, with_buffer, with_column, with_program
+from tests.mutation.oracle import failure
 
 from hsap.api import compile
 from hsap.compiler.pipeline import build

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from cells import POISON, Cells, Wrong, backward, forward, row_index
+from tests.mutation.cells import POISON, Cells, Wrong, backward, forward, row_index
 
 from hsap.ir.program import OPERANDS, Access, Op, Role, Space
 from hsap.ir.reshard import reshard

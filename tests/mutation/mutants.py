@@ -14,9 +14,9 @@ Random = np.random.Generator
 
 def with_program(plan: Plan, mask: int, direction: int, programs: Programs) -> Plan:
     """Put a changed program into a plan."""
-    pairs = [list(pair) for pair in plan.programs]
-    pairs[mask][direction] = programs
-    return replace(plan, programs=tuple(tuple(pair) for pair in pairs))
+    pair = [*plan.programs[mask]]
+    pair[direction] = programs
+    return replace(plan, programs=(*plan.programs[:mask], tuple(pair), *plan.programs[mask + 1 :]))
 
 
 def with_column(p: Programs, name: str, index, value) -> Programs:
