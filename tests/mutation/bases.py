@@ -79,9 +79,9 @@ def just_enough(plan: Plan) -> Plan:
 
 
 def all_bases(repeats: int = 3) -> Iterator[Plan]:
-    """Every planner with every mask, each on some of the topologies in turn, with limits and several masks now and then.
+    """Every planner with every mask, some with several masks, some with limits that are just enough.
 
-    repeats: topologies for each planner and mask.
+    repeats: topologies for each planner and mask, in turn.
     """
     turn = itertools.count()
     for place, (planner, mask) in enumerate(itertools.product(PLANNERS, MASKS)):

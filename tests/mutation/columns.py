@@ -11,7 +11,6 @@ import numpy as np
 from hsap.ir.block import Shards
 from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Programs
-from hsap.ir.schedule import DIRECTIONS
 from tests.mutation.mutants import Random, with_program
 
 PLACEMENT = ("spans", "column_rows", "rank_rows")
@@ -19,7 +18,7 @@ SHARDS = tuple(f"shards.{f.name}" for f in fields(Shards))
 OF_PROGRAMS = tuple(f.name for f in fields(Programs) if f.name != "buffers")
 OF_BUFFERS = tuple(f"buffers.{f.name}" for f in fields(Buffers))
 COLUMNS = (*PLACEMENT, *SHARDS, "slice table", "chart", *OF_PROGRAMS, *OF_BUFFERS)
-"""Every column that a plan has; those of the last four are there for each mask, and but the table for each direction."""
+"""Every column that a plan has; from the slice table on for each mask, and from the chart on for each direction."""
 
 
 def column(plan: Plan, name: str, mask: int = 0, direction: int = 0) -> np.ndarray:

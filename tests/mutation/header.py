@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hsap.ir.check import Refused
 from hsap.ir.cluster import Cluster
 from hsap.ir.families import MASKS
 from hsap.ir.heads import HeadShape
@@ -18,15 +17,12 @@ PARAMETERS = {"window": (4,), "lambda": (1, 3), "blockwise": (3, 2, 1, 1), "shar
               "chunked": (4,)}  # fmt: skip
 
 
-def _problem(plan: Plan, **changed) -> Plan | None:
-    """Change the problem; None where it wouldn't be one."""
-    try:
-        return replace(plan, problem=replace(plan.problem, **changed))
-    except Refused:
-        return None
+def _problem(plan: Plan, **changed) -> Plan:
+    """Change the problem; `Refused` where it wouldn't be one."""
+    return replace(plan, problem=replace(plan.problem, **changed))
 
 
-def lengths(random: Random, plan: Plan) -> Plan | None:
+def lengths(random: Random, plan: Plan) -> Plan:
     """Documents change places, lend each other a token, fall in two, or one grows or is lost."""
     old = list(plan.problem.layout.lengths)
     if not old:
@@ -48,7 +44,7 @@ def lengths(random: Random, plan: Plan) -> Plan | None:
     return _problem(plan, layout=Layout.from_lengths([n for n in old if n > 0]), masks=masks)
 
 
-def masks(random: Random, plan: Plan) -> Plan | None:
+def masks(random: Random, plan: Plan) -> Plan:
     """A mask is another, has another parameter, is there twice, or has more layers."""
     old = list(plan.problem.masks)
     i = random.integers(len(old))
@@ -61,10 +57,7 @@ def masks(random: Random, plan: Plan) -> Plan | None:
             k = random.integers(len(mask.parameters))
             changed = [*mask.parameters]
             changed[k] += int(random.choice([-1, 1]))
-            try:
-                old[i] = (Mask(mask.name, tuple(changed)), layers)
-            except Refused:
-                return None
+            old[i] = (Mask(mask.name, tuple(changed)), layers)
         case 2:
             old.insert(i, old[i])
         case _:
@@ -72,7 +65,7 @@ def masks(random: Random, plan: Plan) -> Plan | None:
     return _problem(plan, masks=tuple(old))
 
 
-def heads(random: Random, plan: Plan) -> Plan | None:
+def heads(random: Random, plan: Plan) -> Plan:
     """More or fewer query or KV heads, another dimension or dtype."""
     old = plan.problem.heads
     q, kv, dim, dtype = old.num_q_heads, old.num_kv_heads, old.head_dim, old.dtype
@@ -87,13 +80,10 @@ def heads(random: Random, plan: Plan) -> Plan | None:
             dim += 1
         case _:
             dtype = str(random.choice(["fp32", "bf16"]))
-    try:
-        return _problem(plan, heads=HeadShape(q, kv, dim, dtype))
-    except Refused:
-        return None
+    return _problem(plan, heads=HeadShape(q, kv, dim, dtype))
 
 
-def topology(random: Random, plan: Plan) -> Plan | None:
+def topology(random: Random, plan: Plan) -> Plan:
     """Ranks in another shape, one more or fewer, or a shape of the plan's own."""
     old, n = plan.topology, plan.num_ranks
     shapes = [Topology(n // k, k) for k in range(1, n + 1) if n % k == 0]
@@ -103,7 +93,7 @@ def topology(random: Random, plan: Plan) -> Plan | None:
     return _problem(plan, topology=others[random.integers(len(others))])
 
 
-def limits(random: Random, plan: Plan) -> Plan | None:
+def limits(random: Random, plan: Plan) -> Plan:
     """The most tokens of a rank, or the arena, just enough or not."""
     most, layout = int(plan.tokens_per_rank.max(initial=0)), plan.problem.heads
     if random.random() < 0.5:
@@ -113,24 +103,24 @@ def limits(random: Random, plan: Plan) -> Plan | None:
     return _problem(plan, arena_multiple=max(need, 1) / row)
 
 
-def wire(random: Random, plan: Plan) -> Plan | None:
+def wire(random: Random, plan: Plan) -> Plan:
     """Another format on the network."""
     return _problem(plan, wire_dtype=str(random.choice(["fp32", "bf16", "fp16", "fp64"])))
 
 
-def cluster(random: Random, plan: Plan) -> Plan | None:
+def cluster(random: Random, plan: Plan) -> Plan:
     """Other nodes: prices of ways, not a meaning of a plan's."""
     return _problem(plan, cluster=Cluster("other", int(random.integers(1, 9)), int(random.integers(3))))
 
 
-def packs(random: Random, plan: Plan) -> Plan | None:
+def packs(random: Random, plan: Plan) -> Plan:
     """Other borders of packs."""
     layout = plan.problem.layout
     cut = int(random.integers(layout.num_documents + 1))
     return _problem(plan, layout=Layout(layout.lengths, (cut, layout.num_documents - cut)))
 
 
-def names(random: Random, plan: Plan) -> Plan | None:
+def names(random: Random, plan: Plan) -> Plan:
     """Planner, options, and what auto found."""
     match random.integers(3):
         case 0:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from hsap.ir.effects import partners
-from hsap.ir.plan import Plan
 from hsap.ir.program import Buffers, Op, Programs, Space, typed
-from tests.mutation.mutants import Random, in_order, of, pick, with_buffer, with_column, with_program
+from tests.mutation.mutants import Random, in_order, of, pick, with_buffer, with_column
 
 
 def _pairs(p: Programs) -> np.ndarray:

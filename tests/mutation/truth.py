@@ -6,38 +6,13 @@ import torch
 
 from hsap.ir.plan import Plan
 from hsap.ir.problem import arena_capacity
-from hsap.ir.slice import dense
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.reference import reference
+from tests.runtime.oracle import attention, tensors
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Largest difference of an element allowed where partial results travel in a format; values are about one."""
 STUCK = (RuntimeError, IndexError, ValueError, KeyError, TypeError, AssertionError, OverflowError)
-
-
-def attention(plan: Plan, mask: int, q, k, v, do) -> tuple[torch.Tensor, ...]:
-    """Compute (o, lse, dq, dk, dv) of a problem's mask in float64, every pair at once."""
-    q, k, v = (t.double().clone().requires_grad_() for t in (q, k, v))
-    visible = torch.from_numpy(dense(plan.problem.slices(mask), len(q)) > 0)
-    group = plan.problem.heads.group
-    keys, values = (t.repeat_interleave(group, dim=1) for t in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, keys) / plan.problem.heads.head_dim**0.5
-    scores = scores.masked_fill(~visible, -torch.inf)
-    lse = torch.logsumexp(scores, dim=2)
-    seen = visible.any(dim=1)
-    weights = torch.where(visible, torch.exp(scores - torch.where(seen, lse, 0.0)[:, :, None]), 0.0)
-    o = torch.einsum("hqk,khd->qhd", weights, values)
-    grads = torch.autograd.grad(o, (q, k, v), do.double())
-    return o.detach(), lse.detach(), *grads
-
-
-def inputs(plan: Plan, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Draw q, k, v and the gradient of o in the plan's dtype."""
-    heads, tokens = plan.problem.heads, plan.problem.layout.num_tokens
-    generator = torch.Generator().manual_seed(seed)
-    counts = (heads.num_q_heads, heads.num_kv_heads, heads.num_kv_heads, heads.num_q_heads)
-    drawn = (torch.randn(tokens, n, heads.head_dim, generator=generator, dtype=torch.float64) for n in counts)
-    return tuple(t.to(TORCH_DTYPES[heads.dtype]) for t in drawn)
 
 
 class poisoned:
@@ -56,11 +31,13 @@ class poisoned:
 def untrue(plan: Plan, base: Plan | None = None) -> str | None:
     """Say where the reference runtime's answer isn't that of attention, or why it has none; None if it is right.
 
-    base: a plan known to be right, of the same problem and placement, whose masks needn't be run where they are the same.
+    base: a plan known to be right, of the same problem and placement; masks that are the same in both aren't run.
     """
     heads = plan.problem.heads
     tolerance = max(TOLERANCE[heads.dtype], TOLERANCE[plan.problem.wire_dtype or heads.dtype])
-    drawn = inputs(plan)
+    drawn = tensors(plan.problem, TORCH_DTYPES[heads.dtype])
+    if not plan.problem.layout.lengths:
+        return None
     for mask in range(len(plan.problem.masks)):
         if base is not None and plan.programs[mask] is base.programs[mask] and plan.slices[mask] is base.slices[mask]:
             continue
@@ -69,7 +46,7 @@ def untrue(plan: Plan, base: Plan | None = None) -> str | None:
                 found = reference(plan, *drawn, mask=mask)
         except STUCK as error:
             return f"mask {mask}: {error!r}"
-        for name, have, want in zip(("o", "lse", "dq", "dk", "dv"), found, attention(plan, mask, *drawn)):
+        for name, have, want in zip(("o", "lse", "dq", "dk", "dv"), found, attention(plan.problem, *drawn, mask)):
             if not torch.allclose(have.double(), want, rtol=tolerance, atol=tolerance):
                 return f"mask {mask}: wrong {name}"
     return None

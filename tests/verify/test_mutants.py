@@ -7,8 +7,6 @@ import time
 from collections import Counter
 
 import pytest
-from tests.mutation.mutants import NAMES, corrupt, drop_one, mutate
-from tests.mutation.oracle import failure
 
 from hsap.api import compile
 from hsap.compiler.pipeline import build
@@ -19,6 +17,8 @@ from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.program import Op
 from hsap.planners import PLANNERS
 from hsap.verify import verify
+from tests.mutation.mutants import NAMES, corrupt, drop_one, mutate
+from tests.mutation.oracle import failure
 from tests.strategies import scattered
 
 TOPOLOGIES = {"4x1": (7, 2, 11), "2x2": (9, 1, 4), "3x2": (5, 8), "1x3": (6, 5)}
