@@ -1,7 +1,7 @@
 """Verifier: is a plan right? Judged on the instruction columns alone, before anything runs.
 
 Four families of rules: structure (with placement), dataflow, progress, memory. The planner's chart and the stage column
-are for people and are not read.
+are for people: they need only be possible.
 """
 
 from __future__ import annotations

@@ -11,19 +11,74 @@ attention. One that is accepted and isn't right ends the bench with an error. Th
 from __future__ import annotations
 
 import argparse
-import itertools
+import multiprocessing
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hsap.ir.plan import Plan
 from hsap.verify import verify
 from tests.bench.record import RESULTS, caption, conditions
 from tests.mutation.bases import MASKS, SHAPES, all_bases
-from tests.mutation.judge import KINDS, Tally, judge
+from tests.mutation.judge import KINDS, Verdict, judge
 
-ENOUGH = 60
-"""Equivalent mutants of a kind, after which it is only drawn on while it has as many that aren't."""
+ENOUGH = 20
+"""Equivalent mutants of a kind, after which it is drawn on only if it has `SHARE` times as many that are rejected."""
+SHARE = 5
+COLUMNS = ("mutants", "rejected", "equivalent", "wrong")
+
+
+@dataclass
+class Tally:
+    """What became of the mutants, each counted once. wrong: those let through."""
+
+    by_planner: dict[str, Counter] = field(default_factory=dict)
+    by_kind: dict[str, Counter] = field(default_factory=dict)
+    rules: Counter = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    total: Counter = field(default_factory=Counter)
+    seen: set[str] = field(default_factory=set)
+
+    def add(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            if verdict.digest in self.seen:
+                continue
+            self.seen.add(verdict.digest)
+            kinds = (self.by_planner.setdefault(verdict.planner, Counter()),
+                     self.by_kind.setdefault(verdict.kind, Counter()), self.total)  # fmt: skip
+            for count in kinds:
+                count["mutants"] += 1
+                count[verdict.outcome] += 1
+            if verdict.outcome == "rejected":
+                self.rules[verdict.why] += 1
+            elif verdict.outcome == "wrong":
+                self.wrong.append(verdict.why)
+
+    def wanted(self) -> list[str]:
+        """Kinds to draw on: not those that have shown enough that is right."""
+        counts = {kind: self.by_kind.get(kind, Counter()) for kind in KINDS}
+        return [k for k, c in counts.items() if c["equivalent"] < ENOUGH or c["rejected"] > SHARE * c["equivalent"]]
+
+
+_BASES: list[Plan] = []
+
+
+def prepare(topologies: int) -> None:
+    """Make the valid plans, once in each process."""
+    _BASES.extend(all_bases(topologies))
+    for plan in _BASES:
+        assert verify(plan).ok, str(verify(plan))
+
+
+def one_turn(task: tuple[int, list[str]]) -> list[Verdict]:
+    """Judge a mutant of each kind, each of another plan."""
+    turn, kinds = task
+    places = ((turn * 11 + list(KINDS).index(kind) * 7) % len(_BASES) for kind in kinds)
+    verdicts = (judge(_BASES[place], kind, turn) for place, kind in zip(places, kinds))
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,41 +88,45 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=240, help="when to end anyway")
     parser.add_argument("--topologies", type=int, default=2, help="of each planner and mask")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, default=RESULTS / "mutants.md")
     options = parser.parse_args(arguments)
     found, start, tally = conditions(), time.monotonic(), Tally()
-    bases = list(all_bases(options.topologies))
-    for plan in bases:
-        assert verify(plan).ok, str(verify(plan))
-    for turn in itertools.count():
-        for place, kind in enumerate(KINDS):
-            count = tally.by_kind.get(kind, Counter())
-            if count["equivalent"] >= ENOUGH and count["equivalent"] > count["rejected"]:
-                continue
-            base = bases[(turn * 11 + place * 7) % len(bases)]
-            judge(tally, base, kind, options.seed + turn)
-        late = time.monotonic() - start > 60 * options.minutes
-        ended = late or tally.total["rejected"] >= options.rejected
-        if ended or turn % 20 == 19:
-            write(options.out, tally, len(bases), found)
-            print(f"turn {turn}: {dict(tally.total)} in {time.monotonic() - start:.0f} s", flush=True)
-        if ended:
-            break
+
+    def tasks() -> Iterator[tuple[int, list[str]]]:
+        turn = options.seed
+        while tally.total["rejected"] < options.rejected and time.monotonic() - start < 60 * options.minutes:
+            yield turn, tally.wanted()
+            turn += 1
+
+    coming: deque = deque()
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(options.workers, prepare, (options.topologies,)) as pool:
+        for task in tasks():
+            coming.append(pool.apply_async(one_turn, (task,)))
+            if len(coming) > 2 * options.workers:
+                _note(options.out, tally, coming.popleft().get(), found, start)
     print(*tally.wrong, sep="\n")
     return int(bool(tally.wrong))
 
 
-def write(path: Path, tally: Tally, num_bases: int, found: dict) -> None:
+def _note(path: Path, tally: Tally, verdicts: list[Verdict], found: dict, start: float) -> None:
+    tally.add(verdicts)
+    write(path, tally, found)
+    print(f"{dict(tally.total)} in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def write(path: Path, tally: Tally, found: dict) -> None:
     """Write the tables."""
-    total = tally.total
     lines = [
         "# Mutants", "",
-        f"`python -m tests.bench.mutants`, {caption(found)}. {num_bases} valid plans: every planner with every mask "
-        f"({', '.join(MASKS)}) on topologies {', '.join(SHAPES)}, one or two masks each.", "",
-        "Equivalent: accepted, and right by both oracles. Wrong: accepted, and not right. Every mutant counts once, "
-        "however many ways lead to it.", "",
-        *_table("planner", tally.by_planner | {"all": total}),
-        *_table("kind of change", tally.by_kind),
+        f"`python -m tests.bench.mutants`, {caption(found)}. Valid plans of every planner with every mask "
+        f"({', '.join(MASKS)}), each on some of the topologies {', '.join(SHAPES)}; one or two masks a plan.", "",
+        "Rejected: by the verifier. Equivalent: accepted, and right by both oracles. Wrong: accepted, and not right. "
+        "Every mutant counts once, however many ways lead to it; kinds whose mutants are mostly right are drawn on "
+        f"until {ENOUGH} were.", "",
+        *_table("planner", tally.by_planner | {"all": tally.total}),
+        *_table("kind of change", {kind: tally.by_kind[kind] for kind in KINDS if kind in tally.by_kind}),
         "| rule that rejects first | mutants |", "|---|---|",
         *(f"| {rule} | {count} |" for rule, count in tally.rules.most_common()), "",
         *(f"- {wrong}" for wrong in tally.wrong),
@@ -76,9 +135,8 @@ def write(path: Path, tally: Tally, num_bases: int, found: dict) -> None:
 
 
 def _table(name: str, counts: dict[str, Counter]) -> list[str]:
-    columns = ("mutants", "rejected", "equivalent", "wrong")
-    lines = [f"| {name} | {' | '.join(columns)} |", "|---" * 5 + "|"]
-    return [*lines, *(f"| {key} | {' | '.join(str(c[n]) for n in columns)} |" for key, c in counts.items()), ""]
+    lines = [f"| {name} | {' | '.join(COLUMNS)} |", "|---" * 5 + "|"]
+    return [*lines, *(f"| {key} | {' | '.join(str(c[n]) for n in COLUMNS)} |" for key, c in counts.items()), ""]
 
 
 if __name__ == "__main__":

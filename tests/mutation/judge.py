@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,24 +38,14 @@ KINDS: dict[str, Change] = {
 """All kinds of change by name."""
 
 
-@dataclass
-class Tally:
-    """What became of the mutants, by planner and by kind, and the rules that reject them. wrong: those let through."""
+class Verdict(NamedTuple):
+    """What became of a mutant. outcome: rejected, equivalent or wrong. why: the rule that rejects, or what is wrong."""
 
-    by_planner: dict[str, Counter] = field(default_factory=dict)
-    by_kind: dict[str, Counter] = field(default_factory=dict)
-    rules: Counter = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
-
-    @property
-    def total(self) -> Counter:
-        return sum(self.by_kind.values(), Counter())
-
-    def count(self, planner: str, kind: str, outcome: str) -> None:
-        for table, key in ((self.by_planner, planner), (self.by_kind, kind)):
-            table.setdefault(key, Counter())[outcome] += 1
-            table[key]["mutants"] += 1
+    digest: str
+    planner: str
+    kind: str
+    outcome: str
+    why: str | None
 
 
 def make(plan: Plan, kind: str, seed: int) -> Plan | None:
@@ -94,21 +83,17 @@ def wrong_with(mutant: Plan, base: Plan | None = None) -> str | None:
     return beyond_limits(mutant) or untrue(mutant, right)
 
 
-def judge(tally: Tally, base: Plan, kind: str, seed: int) -> bool:
-    """Judge one mutant; returns whether there was one that hadn't been before."""
+def judge(base: Plan, kind: str, seed: int) -> Verdict | None:
+    """Judge one mutant; None where the plan has nothing of that kind, or the change leaves it as it is."""
     mutant = make(base, kind, seed)
-    if mutant is None or mutant.hash == base.hash or mutant.hash in tally.seen:
-        return False
-    tally.seen.add(mutant.hash)
+    if mutant is None or mutant.hash == base.hash:
+        return None
     report = verify(mutant)
     str(report)
-    if report.ok:
-        why = wrong_with(mutant, base)
-        outcome = "equivalent" if why is None else "wrong"
-        if why is not None:
-            tally.wrong.append(f"{kind} seed {seed} on {base.planner} {base.problem.topology}: {why}")
-    else:
-        outcome = "rejected"
-        tally.rules[report.errors[0].rule] += 1
-    tally.count(base.planner, kind, outcome)
-    return True
+    if not report.ok:
+        return Verdict(mutant.hash, base.planner, kind, "rejected", report.errors[0].rule)
+    why = wrong_with(mutant, base)
+    if why is None:
+        return Verdict(mutant.hash, base.planner, kind, "equivalent", None)
+    told = f"{kind} seed {seed} on {base.planner} {base.problem.topology} {base.problem.masks[0][0]}: {why}"
+    return Verdict(mutant.hash, base.planner, kind, "wrong", told)

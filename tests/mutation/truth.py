@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from hsap.ir.plan import Plan
@@ -15,17 +18,18 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 STUCK = (RuntimeError, IndexError, ValueError, KeyError, TypeError, AssertionError, OverflowError)
 
 
-class poisoned:
-    """Every tensor that is made without values is full of NaN meanwhile."""
-
-    def __enter__(self) -> None:
-        self.before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-
-    def __exit__(self, *_) -> None:
-        torch.use_deterministic_algorithms(self.before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = self.before[1]
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill every tensor that is made without values with NaN meanwhile."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    # The public function imports torch's compiler, which takes seconds.
+    torch._C._set_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
 def untrue(plan: Plan, base: Plan | None = None) -> str | None:
