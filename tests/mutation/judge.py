@@ -83,8 +83,11 @@ def wrong_with(mutant: Plan, base: Plan | None = None) -> str | None:
     return beyond_limits(mutant) or untrue(mutant, right)
 
 
-def judge(base: Plan, kind: str, seed: int) -> Verdict | None:
-    """Judge one mutant; None where the plan has nothing of that kind, or the change leaves it as it is."""
+def judge(base: Plan, kind: str, seed: int, oracle: Callable[[Plan, Plan], str | None] = wrong_with) -> Verdict | None:
+    """Judge one mutant; None where the plan has nothing of that kind, or the change leaves it as it is.
+
+    oracle: says what is wrong with a mutant that is let through, given what it was made from.
+    """
     mutant = make(base, kind, seed)
     if mutant is None or mutant.hash == base.hash:
         return None
@@ -92,7 +95,7 @@ def judge(base: Plan, kind: str, seed: int) -> Verdict | None:
     str(report)
     if not report.ok:
         return Verdict(mutant.hash, base.planner, kind, "rejected", report.errors[0].rule)
-    why = wrong_with(mutant, base)
+    why = oracle(mutant, base)
     if why is None:
         return Verdict(mutant.hash, base.planner, kind, "equivalent", None)
     told = f"{kind} seed {seed} on {base.planner} {base.problem.topology} {base.problem.masks[0][0]}: {why}"
