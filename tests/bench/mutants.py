@@ -11,6 +11,7 @@ attention. One that is accepted and isn't right ends the bench with an error. Th
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 import time
@@ -89,9 +90,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--topologies", type=int, default=2, help="of each planner and mask")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--verdicts", type=Path, help="file that each verdict is added to")
+    parser.add_argument(
+        "--join", type=Path, nargs="+", help="files of verdicts to make the tables of, and nothing else"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "mutants.md")
     options = parser.parse_args(arguments)
     found, start, tally = conditions(), time.monotonic(), Tally()
+    for path in options.join or ():
+        tally.add(Verdict(*json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines())
+    if options.join:
+        write(options.out, tally, found)
+        return int(bool(tally.wrong))
 
     def tasks() -> Iterator[tuple[int, list[str]]]:
         turn = options.seed
@@ -105,14 +115,17 @@ def main(arguments: list[str] | None = None) -> int:
         for task in tasks():
             coming.append(pool.apply_async(one_turn, (task,)))
             if len(coming) > 2 * options.workers:
-                _note(options.out, tally, coming.popleft().get(), found, start)
+                _note(options, tally, coming.popleft().get(), found, start)
     print(*tally.wrong, sep="\n")
     return int(bool(tally.wrong))
 
 
-def _note(path: Path, tally: Tally, verdicts: list[Verdict], found: dict, start: float) -> None:
+def _note(options: argparse.Namespace, tally: Tally, verdicts: list[Verdict], found: dict, start: float) -> None:
     tally.add(verdicts)
-    write(path, tally, found)
+    write(options.out, tally, found)
+    if options.verdicts is not None:
+        with options.verdicts.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(verdict) + "\n" for verdict in verdicts)
     print(f"{dict(tally.total)} in {time.monotonic() - start:.0f} s", flush=True)
 
 
