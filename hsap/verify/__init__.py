@@ -23,7 +23,7 @@ def verify(plan: Plan | Listing) -> Report:
 
     A sound plan computes every visible pair once per query head in both directions, finishes under rendezvous, and
     stays within its buffers and the arena. Rules run in order; streams with unsound structure are not looked at
-    further. The rules are ours.
+    further. A plan that was read may be run once it has passed. The rules are ours.
     """
     if isinstance(plan, Listing):
         return Report(plan, tuple(check_listing(plan)))
@@ -33,4 +33,6 @@ def verify(plan: Plan | Listing) -> Report:
         from hsap.verify.rules import check_programs
 
         faults = check_programs(plan)
+    if not faults:
+        plan.vouched()
     return Report(plan, tuple(faults))

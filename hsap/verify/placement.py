@@ -18,7 +18,6 @@ from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify.report import Fault
 
-
 MAX_STAGES = 1 << 16
 """What draws a plan may count its stages."""
 
@@ -50,7 +49,7 @@ def columns(plan: Plan) -> Iterator[str]:
     num_masks = len(p.masks)
     pairs = (*plan.programs, *plan.chart)
     if not len(plan.slices) == len(plan.programs) == len(plan.chart) == num_masks or any(len(p) != 2 for p in pairs):
-        yield f"the problem has {num_masks} masks; the plan must have a slice table, two programs and two charts for each"
+        yield f"the problem has {num_masks} masks; the plan must have slices, two programs, two charts for each"
         return
     expected = [
         ("spans", plan.spans, np.int64, (None, 2)),

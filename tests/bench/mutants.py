@@ -91,9 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--verdicts", type=Path, help="file that each verdict is added to")
-    parser.add_argument(
-        "--join", type=Path, nargs="+", help="files of verdicts to make the tables of, and nothing else"
-    )
+    parser.add_argument("--join", type=Path, nargs="+", help="make the tables of these files of verdicts")
     parser.add_argument("--out", type=Path, default=RESULTS / "mutants.md")
     options = parser.parse_args(arguments)
     found, start, tally = conditions(), time.monotonic(), Tally()

@@ -47,7 +47,8 @@ SMALL = 200
 """Tokens of a batch whose attention is compared."""
 
 NASTY = (0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**4000, 0.5, -0.0, 1e308, 1e-308, float("nan"),
-         float("inf"), True, None, "", "a", "\ud800", "x" * 10_000, "1x1", "4096x4096", "causal", "window:1", "O", [], {},
+         float("inf"), True, None, "", "a", "\ud800", "x" * 10_000, "1x1", "4096x4096", "causal", "window:1", "O", [],
+         {},
          [[]], [0], ["causal"], "[" * 2000, {"name": "a"}, 1 << 24, (1 << 24) + 1, 4096, 4097, 65536)  # fmt: skip
 
 
@@ -61,7 +62,9 @@ def corpus() -> list[Plan]:
         ("4x1", ("causal", "function"), "sap"), ("2x2", ("documents",), "usp"), ("3x2", ("lambda:1,3",), "nested"),
         ("1x3", ("causal",), "ring"))]  # fmt: skip
     empty = Problem(Layout.from_lengths([]), HeadShape(2, 1, 8), Topology(2, 1), wire_dtype="fp32")
-    limited = Problem(Layout.from_lengths([5, 3]), HeadShape(2, 1, 8), Topology(2, 1), max_tokens_per_rank=5, arena_multiple=8)
+    limited = Problem(
+        Layout.from_lengths([5, 3]), HeadShape(2, 1, 8), Topology(2, 1), max_tokens_per_rank=5, arena_multiple=8
+    )
     return [*plans, compile(empty, "zigzag"), compile(limited, "auto", candidates="ring|sap")]
 
 
@@ -147,7 +150,9 @@ def damaged_text(random: Random, text: str) -> bytes:
                 words[k] = str(random.choice(["", "-1", "9" * 30, "0:99999999", "b0", "->", "{", "NaN", "[0,4)", ";"]))
                 lines[i] = " ".join(words)
             case 4:
-                words[k] = words[k][: random.integers(len(words[k]) + 1)] + str(random.choice(["0", "1", "9", ":", "\0"]))
+                words[k] = words[k][: random.integers(len(words[k]) + 1)] + str(
+                    random.choice(["0", "1", "9", ":", "\0"])
+                )
                 lines[i] = " ".join(words)
             case _:
                 lines[i] = lines[i] * int(random.choice([2, 50]))
