@@ -52,7 +52,7 @@ class Session:
         return self._kernels[head_dim]
 
     def load(self, plan: Plan) -> Executor:
-        """Make a plan ready to run; ValueError: it was read and not verified, or is for other ranks or another dtype."""
+        """Make a plan ready to run; ValueError: read and not verified, or for other ranks or another dtype."""
         return Executor(self, plan)
 
 

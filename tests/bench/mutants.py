@@ -26,9 +26,8 @@ from tests.bench.record import RESULTS, caption, conditions
 from tests.mutation.bases import MASKS, SHAPES, all_bases
 from tests.mutation.judge import KINDS, Verdict, judge
 
-ENOUGH = 20
-"""Equivalent mutants of a kind, after which it is drawn on only if it has `SHARE` times as many that are rejected."""
-SHARE = 5
+SHARE = 12
+"""So many mutants of a kind must be rejected for each that isn't, once it has had enough of these."""
 COLUMNS = ("mutants", "rejected", "equivalent", "wrong")
 
 
@@ -58,10 +57,10 @@ class Tally:
             elif verdict.outcome == "wrong":
                 self.wrong.append(verdict.why)
 
-    def wanted(self) -> list[str]:
-        """Kinds to draw on: not those that have shown enough that is right."""
+    def wanted(self, enough: int) -> list[str]:
+        """Kinds to draw on: not those of which enough were right, unless they are few among the rejected."""
         counts = {kind: self.by_kind.get(kind, Counter()) for kind in KINDS}
-        return [k for k, c in counts.items() if c["equivalent"] < ENOUGH or c["rejected"] > SHARE * c["equivalent"]]
+        return [k for k, c in counts.items() if c["equivalent"] < enough or c["rejected"] > SHARE * c["equivalent"]]
 
 
 _BASES: list[Plan] = []
@@ -89,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=240, help="when to end anyway")
     parser.add_argument("--topologies", type=int, default=2, help="of each planner and mask")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--enough", type=int, default=20, help="equivalent mutants of a kind that are looked at")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--verdicts", type=Path, help="file that each verdict is added to")
     parser.add_argument("--join", type=Path, nargs="+", help="make the tables of these files of verdicts")
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     def tasks() -> Iterator[tuple[int, list[str]]]:
         turn = options.seed
         while tally.total["rejected"] < options.rejected and time.monotonic() - start < 60 * options.minutes:
-            yield turn, tally.wanted()
+            yield turn, tally.wanted(options.enough)
             turn += 1
 
     coming: deque = deque()
@@ -134,8 +134,8 @@ def write(path: Path, tally: Tally, found: dict) -> None:
         f"`python -m tests.bench.mutants`, {caption(found)}. Valid plans of every planner with every mask "
         f"({', '.join(MASKS)}), each on some of the topologies {', '.join(SHAPES)}; one or two masks a plan.", "",
         "Rejected: by the verifier. Equivalent: accepted, and right by both oracles. Wrong: accepted, and not right. "
-        "Every mutant counts once, however many ways lead to it; kinds whose mutants are mostly right are drawn on "
-        f"until {ENOUGH} were.", "",
+        "Every mutant counts once, however many ways lead to it; kinds whose mutants are often right are drawn on until "
+        "some were, as an oracle takes longer than the verifier.", "",
         *_table("planner", tally.by_planner | {"all": tally.total}),
         *_table("kind of change", {kind: tally.by_kind[kind] for kind in KINDS if kind in tally.by_kind}),
         "| rule that rejects first | mutants |", "|---|---|",

@@ -20,18 +20,20 @@ import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 
 from hsap.api import compile
-from hsap.ir import stored
+from hsap.ir import layout, listing, mask, reader, spelling, stored
+from hsap.ir import problem as problem_
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.listing import Listing
 from hsap.ir.plan import Plan, _assemble
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.reader import parse
-from hsap.verify import verify
+from hsap.verify import placement, verify
 from tests.mutation.bases import problem
 from tests.mutation.truth import beyond_limits, untrue
 
@@ -269,9 +271,11 @@ def led_by_coverage(options: argparse.Namespace) -> int:
     """Follow what atheris makes of sound files; it ends the process at the first that is more than refused."""
     import atheris
 
-    with atheris.instrument_imports(include=["hsap.ir.stored", "hsap.ir.reader", "hsap.ir.plan", "hsap.ir.listing"]):
-        for name in [name for name in sys.modules if name in ("hsap.ir.reader", "hsap.ir.stored", "hsap.ir.listing")]:
-            atheris.instrument_func(sys.modules[name])
+    for module in (stored, reader, spelling, listing, problem_, layout, mask, placement):
+        for owner in (module, *(each for each in vars(module).values() if isinstance(each, type))):
+            for function in vars(owner).values():
+                if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                    atheris.instrument_func(function)
     seeds = options.keep / "corpus"
     seeds.mkdir(parents=True, exist_ok=True)
     for number, plan in enumerate(corpus()):

@@ -72,8 +72,8 @@ def test_the_bench_counts_each_mutant_once_and_writes_its_tables(tmp_path):
     bench.write(tmp_path / "m.md", tally, bench.conditions())
     text = (tmp_path / "m.md").read_text()
     assert "| all | 2 | 1 | 0 | 1 |" in text and "| memory.apart | 1 |" in text and "- why" in text
-    tally.add(Verdict(str(i), "ring", "index_is_turned", "equivalent", None) for i in range(bench.ENOUGH))
-    assert set(KINDS) - set(tally.wanted()) == {"index_is_turned"}
+    tally.add(Verdict(str(i), "ring", "index_is_turned", "equivalent", None) for i in range(3))
+    assert set(KINDS) - set(tally.wanted(3)) == {"index_is_turned"}
 
 
 @pytest.mark.parametrize("part", range(4))
