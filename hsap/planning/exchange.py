@@ -15,14 +15,15 @@ import time
 from collections import OrderedDict
 from concurrent import futures
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from hsap.data.batch import MicroBatch
 from hsap.ir.plan import Plan
 from hsap.planning.compiling import PlanFigures, PlanningSetup, Shape, opened
 from hsap.planning.pool import CLOSED, PlanPool
+from hsap.position import Planning, Position
 
 _POLL_S = 0.004
 _NOTICE_S = 0.1
@@ -53,18 +54,21 @@ class PlanExchange:
 
     store: a key-value store all its ranks reach; None for one rank. name: distinguishes SP groups (dp rank) and uses.
     pool: plans in processes, several at a time and while `publish` returns; None: `publish` itself does.
-    All ranks call `publish` with the same micro-batches in the same order.
+    All ranks call `publish` with the same micro-batches in the same order. position: where it is noted what is planned
+    or waited for.
     """
 
     def __init__(
         self,
-        store: dist.Store | None,
+        store: Any,
         name: str,
         rank: int,
         num_ranks: int,
         setup: PlanningSetup,
         pool: PlanPool | None = None,
+        position: Position | None = None,
     ) -> None:
+        self.position = position or Position()
         self.store, self.name, self.rank, self.setup, self.pool = store, name, rank, setup, pool
         self.closed = threading.Event()
         self._turns = planning_turns(setup.problem.node_of)
@@ -73,7 +77,7 @@ class PlanExchange:
         self._shapes: OrderedDict[Shape, _Awaited] = OrderedDict()
         self._published: set[int] = set()
 
-    def publish(self, batch: MicroBatch, number: int) -> None:
+    def publish(self, batch: MicroBatch | Shape, number: int) -> None:
         """Have the plan of the group's micro-batch with that running number made, if it's this rank's turn.
 
         A shape whose plan is remembered needs none. What goes wrong is published too, and raised by every rank's `get`.
@@ -99,9 +103,12 @@ class PlanExchange:
         """
         awaited = self._coming.pop(number)
         if awaited.opened is None:
-            outcome = self._fetch(awaited.number) if awaited.outcome is None else self._own(awaited.outcome)
-            awaited.opened = opened(outcome, self._planner_of(awaited.number))
+            planner, own = self._planner_of(awaited.number), awaited.outcome
+            self.position.planning(Planning.AWAITS if own is None else Planning.PLANS, awaited.number, planner)
+            outcome = self._fetch(awaited.number) if own is None else self._own(own)
+            awaited.opened = opened(outcome, planner)
             awaited.outcome = None
+            self.position.planning(Planning.NOTHING)
         return awaited.opened
 
     def forget(self, number: int) -> None:
@@ -122,6 +129,7 @@ class PlanExchange:
             self._published.add(number)
         if self.pool is not None:
             return self.pool.submit(shape, publish)
+        self.position.planning(Planning.PLANS, number, self.rank)
         done: futures.Future[bytes] = futures.Future()
         outcome = self.setup.outcome(shape)
         publish(outcome)

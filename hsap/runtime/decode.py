@@ -17,10 +17,12 @@ from hsap.ir.effects import touches
 from hsap.ir.heads import HeadRun
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
-from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Space
+from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Role, Space
 from hsap.ir.reshard import Reshard, reshard
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, joined
 from hsap.ir.span import row_starts
+from hsap.position import decode as spelled
+from hsap.position import encode
 from hsap.runtime.kernels import Kernel, Work
 from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.memory import Memory, View
@@ -35,14 +37,16 @@ Step = Callable[[list[View], Transport], bool | None]
 class Decoded:
     """A rank's stream for one mask and direction, ready to run.
 
-    names[i]: what steps[i] is, for errors and traces. step_of: int64 [steps], the instruction of the rank's stream that
-    a step is, or makes ready for. keeping: indices of the steps that make what is kept for backward of inputs.
+    names[i]: what steps[i] is, for traces; codes[i]: the same as a number (`hsap.position`). step_of: int64
+    [steps], the instruction of the rank's stream that a step is, or makes ready for. keeping: indices of the steps that
+    make what is kept for backward of inputs.
     """
 
     memory: Memory
     buffers: Buffers
     steps: tuple[Step, ...]
     names: tuple[str, ...]
+    codes: tuple[int, ...]
     step_of: np.ndarray
     keeping: tuple[int, ...]
 
@@ -51,7 +55,15 @@ class Decoder:
     """Turns instructions of one rank, mask and direction into steps."""
 
     def __init__(
-        self, plan: Plan, mask: int, direction: int, rank: int, kernel: Kernel, precision: Precision, arena, device
+        self,
+        plan: Plan,
+        mask: int,
+        direction: int,
+        rank: int,
+        kernel: Kernel,
+        precision: Precision,
+        arena: Tensor | None,
+        device: torch.device | str,
     ) -> None:
         self.plan, self.mask, self.rank = plan, mask, rank
         self.programs: Programs = plan.programs[mask][direction]
@@ -65,6 +77,7 @@ class Decoder:
         intra = plan.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
         self.joined: dict[int, list[Instruction]] = {}
+        self.roles: dict[int, Role] = {}  # what a round brings, or else takes away
         self.touching = self._touches()
         self.first: dict[int, list[int]] = {}
         for buffer, instructions in self.touching.items():
@@ -74,22 +87,24 @@ class Decoder:
 
     def decode(self) -> Decoded:
         """Decode the whole stream."""
-        steps, names, step_of = [], [], []
+        steps, codes, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
-        for at in range(lo, hi):
-            instruction = self.programs.instruction(at)
-            step = self._step(at, instruction)  # what it makes itself needn't be emptied first
-            for buffer in self.first.get(at, ()):
+        for number in range(lo, hi):
+            instruction = self.programs.instruction(number)
+            step = self._step(number, instruction)  # what it makes itself needn't be emptied first
+            for buffer in self.first.get(number, ()):
                 steps.append(self._empty(buffer))
-                names.append("empty")
-                step_of.append(at - lo)
+                codes.append(encode(number - lo, None, Role.NONE))
+                step_of.append(number - lo)
             if step is not None:
                 steps.append(step)
-                names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
-                step_of.append(at - lo)
+                role = self.roles.get(instruction.round, instruction.role)
+                codes.append(encode(number - lo, instruction.op, role))
+                step_of.append(number - lo)
         self.upload.flush()
-        step_of = np.array(step_of, np.int64)
-        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), step_of, self._keeping(step_of + lo))
+        at = np.array(step_of, np.int64)
+        names = tuple(str(spelled(code)) for code in codes)
+        return Decoded(self.memory, self.buffers, tuple(steps), names, tuple(codes), at, self._keeping(at + lo))
 
     def _keeping(self, at: np.ndarray) -> tuple[int, ...]:
         """Indices of the steps that bring inputs to the column and leave them there. at: each step's instruction.
@@ -141,6 +156,8 @@ class Decoder:
         match instruction.op:
             case Op.SEND | Op.RECV:
                 self.joined.setdefault(instruction.round, []).append(instruction)
+                if instruction.op == Op.RECV or instruction.round not in self.roles:
+                    self.roles[instruction.round] = instruction.role
                 return None
             case Op.LAUNCH:
                 return self._launch(instruction.round)
@@ -177,7 +194,8 @@ class Decoder:
 
     def _launch(self, round_: int) -> Step:
         parts: dict[tuple[int, int, int], int] = {}  # the same rows may go to many peers
-        sends, receives = [], []
+        sends: list[tuple[int, int]] = []
+        receives: list[tuple[int, int]] = []
         for transfer in self.joined.pop(round_, ()):
             part = parts.setdefault(self._rows(transfer.buf[0], transfer.rows), len(parts))
             (sends if transfer.op == Op.SEND else receives).append((transfer.peer, part))
@@ -250,7 +268,8 @@ class Decoder:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
         q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
         o, fresh = self._made(at, instruction.buf[2], instruction.heads, _stores(prepared)[0])
-        attend, more = self.kernel.attend, (self.scale, True) if fresh else (self.scale,)
+        attend: Callable[..., None] = self.kernel.attend
+        more = (self.scale, True) if fresh else (self.scale,)
 
         def step(views: list[View], _: Transport) -> None:
             attend(prepared, q(views).rows, kv(views).rows, *o(views), *more)
@@ -270,13 +289,14 @@ class Decoder:
 
         def gradient(view: View) -> tuple[Tensor, ...]:
             """The gradient of o, lse and delta."""
+            assert view.stats is not None
             if count == view.rows.shape[1]:
                 return view.rows, *view.stats.unbind(1)
             return view.rows[:, some], view.stats[:, 0, some], view.stats[:, 1, some]
 
         do = self.memory.bind(place, gradient)
         more = (self.scale, fresh_q, fresh_kv) if fresh_q or fresh_kv else (self.scale,)
-        attend_grad = self.kernel.attend_grad
+        attend_grad: Callable[..., None] = self.kernel.attend_grad
 
         def step(views: list[View], _: Transport) -> None:
             grads = dq(views).rows, dkv(views).rows
@@ -292,8 +312,10 @@ class Decoder:
             for place, first, count in [self._rows(buffer, instruction.rows)]
         )
 
+        fold: Callable[..., None] = merge
+
         def merging(views: list[View], _: Transport) -> None:
-            merge(*target(views), *source(views))
+            fold(*target(views), *source(views))
 
         def adding(views: list[View], _: Transport) -> None:
             target(views).rows.add_(source(views).rows)
@@ -301,7 +323,7 @@ class Decoder:
         def copying(views: list[View], _: Transport) -> None:
             theirs, ours = source(views), target(views)
             ours.rows.copy_(theirs.rows)
-            if theirs.stats is not None:
+            if theirs.stats is not None and ours.stats is not None:
                 ours.stats.copy_(theirs.stats)
 
         return {Op.MERGE: merging, Op.SUM: adding, Op.COPY: copying}[instruction.op]
@@ -315,11 +337,11 @@ class Decoder:
         shape: Reshard = reshard(
             instruction.role, bool(to_column), problem.heads, self.precision, tokens, self.rank % intra
         )
-        places = tuple(b - self.memory.first for b in instruction.buf)
+        source, target, scratch = (b - self.memory.first for b in instruction.buf)
         if not self.in_arena:
-            scratch = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
-            self.memory.views[places[2]] = View(scratch)
-        return all_to_all(self.memory, shape, instruction, places, self.rank % intra, first)
+            held = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
+            self.memory.views[scratch] = View(held)
+        return all_to_all(self.memory, shape, instruction, (source, target, scratch), self.rank % intra, first)
 
 
 def _stores(prepared: object) -> tuple[bool, bool]:

@@ -6,10 +6,12 @@ ranks read, and what torch's elastic agent unpickles.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import socket
 from contextlib import suppress
+from typing import Any
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -19,27 +21,38 @@ def keep_here() -> None:
 
     A run with a launcher of its own names its addresses itself and isn't touched.
     """
+    import torch.distributed as dist
     from torch.distributed import rendezvous
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-    for module in (rendezvous, c10d_rendezvous_backend):
-        module.TCPStore = _store
+    for module in (dist, rendezvous, c10d_rendezvous_backend):
+        module.TCPStore = _store_class()
     name = _loopback_interface()
     if name is not None:
         os.environ.setdefault(INTERFACE, name)
 
 
-def _store(host_name: str, port: int, *more: object, is_master: bool = False, **named: object):
-    """Make a TCPStore as torch does, but listening on the one address that it is reached by where that is a loopback."""
+@functools.cache
+def _store_class() -> type:
+    """Make the class of stores, once: torch is imported by those alone who need it."""
     from torch.distributed import TCPStore
 
-    if is_master and _is_loopback(host_name):
-        # In use: by a store of this very process, which torch shares; or by another, of which torch knows what to say.
-        with suppress(OSError):
-            server = socket.create_server(("127.0.0.1", port))
-            port = server.getsockname()[1]
-            named["master_listen_fd"] = server.detach()
-    return TCPStore(host_name, port, *more, is_master=is_master, **named)
+    class Store(TCPStore):
+        """A TCPStore that listens on the one address that it is reached by, where that is a loopback address."""
+
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *more: Any,
+            **named: Any,
+        ) -> None:  # fmt: skip
+            if is_master and _is_loopback(host_name):
+                # In use: by a store of this very process, which torch shares; or by another, of which it knows to tell.
+                with suppress(OSError):
+                    server = socket.create_server(("127.0.0.1", port))
+                    port = server.getsockname()[1]
+                    named["master_listen_fd"] = server.detach()
+            super().__init__(host_name, port, world_size, is_master, *more, **named)
+
+    return Store
 
 
 def _is_loopback(host: str) -> bool:

@@ -134,8 +134,8 @@ def write(path: Path, tally: Tally, found: dict) -> None:
         f"`python -m tests.bench.mutants`, {caption(found)}. Valid plans of every planner with every mask "
         f"({', '.join(MASKS)}), each on some of the topologies {', '.join(SHAPES)}; one or two masks a plan.", "",
         "Rejected: by the verifier. Equivalent: accepted, and right by both oracles. Wrong: accepted, and not right. "
-        "Every mutant counts once, however many ways lead to it; kinds whose mutants are often right are drawn on until "
-        "some were, as an oracle takes longer than the verifier.", "",
+        "Every mutant counts once, however many ways lead to it; kinds whose mutants are often right are drawn on "
+        "until some were, as an oracle takes longer than the verifier.", "",
         *_table("planner", tally.by_planner | {"all": tally.total}),
         *_table("kind of change", {kind: tally.by_kind[kind] for kind in KINDS if kind in tally.by_kind}),
         "| rule that rejects first | mutants |", "|---|---|",
