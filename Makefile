@@ -46,7 +46,7 @@ types: $(READY)  ## Types alone, by mypy, whose settings are in pyproject.toml.
 
 coverage: $(READY)  ## The tests of `test`, and the lines of hsap/ that they run, by file; 90 % at the least.
 	$(BIN)/coverage erase
-	$(RUN) -m coverage run -m pytest -m "not exhaustive" -n 2 --dist loadscope
+	COVERAGE_FILE="$(CURDIR)/.coverage" $(RUN) -m coverage run -m pytest -m "not exhaustive" -n 2 --dist loadscope
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=90
 
