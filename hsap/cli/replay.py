@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 from hsap.cli.exit import NOT_OK, OK
 from hsap.ir.check import printable, shown, whole
@@ -15,7 +14,7 @@ from hsap.ir.check import printable, shown, whole
 _WIDTH = 28
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("replay", help="run a step that training has dumped once more, on one process")
     command.add_argument("dump", metavar="OUT/dumps/stepN", help="the folder that guard.non_finite=dump wrote")
@@ -46,7 +45,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     return OK if same else NOT_OK
 
 
-def _figures(dump: Any, replay: Any, same: bool) -> dict[str, Any]:
+def _figures(dump, replay, same: bool) -> dict:
     seen = [loss for one in dump.micros for loss in one.losses]
     return {
         "step": dump.step,
@@ -69,7 +68,7 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _table(dump: Any, replay: Any, dtype: str, same: bool) -> str:
+def _table(dump, replay, dtype: str, same: bool) -> str:
     seen = [loss for one in dump.micros for loss in one.losses]
     lines = [
         f"step {dump.step}: {printable(dump.seen.get('told', ''))}",
@@ -98,7 +97,7 @@ def _table(dump: Any, replay: Any, dtype: str, same: bool) -> str:
     return "\n".join([*lines, "", *_verdict(replay, dtype, same)])
 
 
-def _verdict(replay: Any, dtype: str, same: bool) -> list[str]:
+def _verdict(replay, dtype: str, same: bool) -> list[str]:
     lines = []
     if (first := replay.first) is not None:
         layer = "" if first["layer"] is None else f" (layer {first['layer']})"

@@ -5,8 +5,6 @@ Memory and time grow with the square of a document's length: a few thousand toke
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -37,7 +35,7 @@ def exact_attention(
     return tuple(torch.cat(part, dim=-1 if i == 1 else 0) for i, part in enumerate(zip(*parts)))
 
 
-def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple[Any, ...]:
+def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple:
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     group = problem.heads.group
     scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * problem.heads.head_dim**-0.5

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,11 +73,7 @@ class Search:
 
     def find(self, batch: StepBatch, plans: Sequence, losses: Callable[..., Tensor], scale: float) -> Finding:
         """Look. Collective over the job; the gradient of the step must still be where its backward left it."""
-        mine: dict[str, Any] = {
-            "rank": dist.get_rank(),
-            "group": self.mesh.dp_rank,
-            "gradients": non_finite(self.engine),
-        }
+        mine = {"rank": dist.get_rank(), "group": self.mesh.dp_rank, "gradients": non_finite(self.engine)}
         mine["weights"] = self._weights()
         work = [*enumerate(zip(batch.micro_batches, plans, strict=True))]
         self.engine.eval()
@@ -181,8 +176,7 @@ def _merged(told: Sequence[dict]) -> Finding:
         # The same output on other ranks: rows of the same documents, or of others that are bad too.
         alike = [one for one in firsts if all(one[key] == first[key] for key in ("group", "micro", "order"))]
         first = first | {"documents": list(dict.fromkeys(name for one in alike for name in one["documents"]))}
-    gradients: dict[str, Any] = {}
-    weights: dict[str, Any] = {}
+    gradients, weights = ({} for _ in range(2))
     for one in told:
         for name, count in one["gradients"].items():
             gradients[name] = gradients.get(name, 0) + count

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +80,7 @@ def leave_out(engine) -> None:
 
 
 @contextmanager
-def _idle(optimizer: Any) -> Iterator[None]:
+def _idle(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     own = vars(optimizer).get("step")
     optimizer.step = lambda *arguments, **options: None
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -161,7 +160,7 @@ class Replayer:
     def _alone(self, one: Dumped, index: int) -> Alone:
         end = sum(one.batch.lengths[: index + 1])
         length = one.batch.lengths[index]
-        masks: Any = tuple(
+        masks = tuple(
             (mask if not isinstance(mask, (tuple, list)) else mask[index], layers)
             for mask, layers in one.plan.problem.masks
         )
