@@ -20,7 +20,7 @@ import pytest
 from tests.forks import CONTEXT, preload
 
 preload("tests.train.forked", "tests.train.worlds")
-_LIMIT_S = 300.0
+_LIMIT_S = 600.0
 
 
 def fork(function: Callable, *arguments) -> multiprocessing.Process:
