@@ -56,13 +56,14 @@ class Phase(IntEnum):
     AGREE = 2
     FORWARD = 3
     BACKWARD = 4
-    UPDATE = 5
-    FIGURES = 6
-    EVALUATE = 7
-    SAVE = 8
-    SAVED = 9
-    END = 10
-    LEFT = 11
+    JUDGE = 5
+    UPDATE = 6
+    FIGURES = 7
+    EVALUATE = 8
+    SAVE = 9
+    SAVED = 10
+    END = 11
+    LEFT = 12
 
 
 class Planning(IntEnum):
