@@ -88,12 +88,12 @@ class Wait(IntEnum):
 class Code(NamedTuple):
     """An instruction of a stream. op None: an accumulator is emptied."""
 
-    index: int
+    number: int
     op: Op | None
     role: Role
 
     def __str__(self) -> str:
-        return "empty" if self.op is None else f"#{self.index} {self.op.name.lower()} {self.role.name.lower()}"
+        return "empty" if self.op is None else f"#{self.number} {self.op.name.lower()} {self.role.name.lower()}"
 
 
 _EMPTY = 255
@@ -120,7 +120,7 @@ class Position:
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self.words = memoryview(array("q", bytes(NUM_BYTES))) if memory is None else memory.cast("q")
-        self.transport = None
+        self.transport: object = None
 
     def enter(self, direction: int, layer: int, transport: object) -> memoryview:
         """Begin a stream; gives the words, in the first of which the machine writes where it is."""
