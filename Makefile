@@ -12,7 +12,7 @@ READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
 .PHONY: help train test test-gpu exhaustive check types coverage format golden parity clean
-.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
+.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu bench-mutants bench-fuzz bench-planfuzz
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,6 +91,15 @@ bench-memory: $(READY)  ## Counted allocations beside the memory model's (ARGS="
 
 bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over NCCL, the 135M model's MFU (ARGS="--quick").
 	$(RUN) -m tests.bench.gpu $(ARGS)
+
+bench-mutants: $(READY)  ## Does the verifier reject whatever is wrong? 20,000 changed plans (ARGS="--workers 8", "--rejected 500").
+	$(RUN) -m tests.bench.mutants $(ARGS)
+
+bench-fuzz: $(READY)  ## Random batches through planning, text and the reference runtime, against float64 (ARGS="--minutes 30").
+	$(RUN) -m tests.bench.chainfuzz $(ARGS)
+
+bench-planfuzz: $(READY)  ## Damaged plan files and texts are refused, within memory and time (ARGS="--minutes 10", "--atheris").
+	$(RUN) -m tests.bench.planfuzz $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
 	rm -rf outputs multirun .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage*
