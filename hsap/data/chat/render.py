@@ -41,10 +41,11 @@ class Renderer:
         self.source, self.name, self.special = source, name, dict(special)
         self.day = datetime.datetime(day.year, day.month, day.day)
         try:
-            self._open, self._marked = (self._environment(marked).from_string(source) for marked in (False, True))
+            self._sandboxes = [self._environment(marked) for marked in (False, True)]
+            self._open, self._marked = (sandbox.from_string(source) for sandbox in self._sandboxes)
             tree = self._environment(False).parse(source)
             self.known = _known_words(tree)
-        except (TemplateError, RecursionError) as error:
+        except (TemplateError, RecursionError, Unbounded) as error:
             number = getattr(error, "lineno", None)
             line = f", line {number}" if number else ""
             raise ValueError(
@@ -60,7 +61,7 @@ class Renderer:
         `Refusal`: why the template doesn't render them. ValueError: it goes on beyond all bounds.
         """
         template = self._marked if marked else self._open
-        template.environment.begin()
+        self._sandboxes[marked].begin()
         try:
             return template.render(
                 messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt, **self.special
