@@ -125,7 +125,7 @@ def _check_format(text: str) -> None:
         raise Unbounded("it pads a text to a width of millions, or to one that it is given")
 
 
-def _check_made(text: str, name: str, args: tuple) -> None:
+def _check_made(text: str, name: str, args: tuple[Any, ...]) -> None:
     """Ask how long a text will be that a method of texts, or a filter of that name, makes."""
     width = next((arg for arg in args if isinstance(arg, int)), 0)
     if name in _PADS or name in ("slice", "batch"):
