@@ -192,32 +192,39 @@ def read(data: bytes) -> Plan | Listing | None:
 
 def follow(data: bytes, count: Counter, known: set[str]) -> None:
     """Read and judge a file; `Misread`, or whatever comes, where it does more than it may."""
-    signal.alarm(LIMIT_S)
     tracemalloc.start()
-    plan = read(data)
-    peak = tracemalloc.get_traced_memory()[1]
-    if peak > READ_BASE + READ_SHARE * len(data):
-        raise Misread(f"{len(data)} bytes took {peak} to read")
-    count["files"] += 1
-    count["most memory of reading"] = max(count["most memory of reading"], peak)
-    if plan is not None:
-        tracemalloc.reset_peak()
-        report = verify(plan)
-        str(report)
-        peak = tracemalloc.get_traced_memory()[1]
-        if peak > VERIFY_BASE + READ_SHARE * len(data):
-            raise Misread(f"{len(data)} bytes took {peak} to verify")
-        count["most memory of verifying"] = max(count["most memory of verifying"], peak)
-        count["read"] += 1
-    tracemalloc.stop()
-    if isinstance(plan, Plan) and report.ok:
+    try:
+        plan, sound = _judged(data, count)
+    finally:
+        tracemalloc.stop()
+    if isinstance(plan, Plan) and sound:
         count["sound"] += 1
         if plan.hash not in known and plan.problem.layout.num_tokens <= SMALL:
             count["compared"] += 1
             why = beyond_limits(plan) or untrue(plan)
             if why is not None:
                 raise Misread(f"a plan that verifies isn't right: {why}")
-    signal.alarm(0)
+
+
+def _judged(data: bytes, count: Counter) -> tuple[Plan | Listing | None, bool]:
+    """Read and verify a file, and see what memory that takes: what was read, and whether it is sound."""
+    plan = read(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    if peak > READ_BASE + READ_SHARE * len(data):
+        raise Misread(f"{len(data)} bytes took {peak} to read")
+    count["files"] += 1
+    count["most memory of reading"] = max(count["most memory of reading"], peak)
+    if plan is None:
+        return None, False
+    tracemalloc.reset_peak()
+    report = verify(plan)
+    str(report)
+    peak = tracemalloc.get_traced_memory()[1]
+    if peak > VERIFY_BASE + READ_SHARE * len(data):
+        raise Misread(f"{len(data)} bytes took {peak} to verify")
+    count["most memory of verifying"] = max(count["most memory of verifying"], peak)
+    count["read"] += 1
+    return plan, report.ok
 
 
 def confined() -> None:
@@ -252,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         if time.monotonic() - start > 60 * options.minutes:
             break
         data = draw(np.random.default_rng(number), plans)
+        signal.alarm(LIMIT_S)
         try:
             follow(data, count, known)
         except BaseException as error:
@@ -261,6 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.keep.mkdir(parents=True, exist_ok=True)
             (options.keep / f"{number}.plan").write_bytes(data)
             print(f"seed {number}: {type(error).__name__}: {error!s:.500}", flush=True)
+        signal.alarm(0)
         if number % 500 == 499:
             print(f"seed {number}: {dict(count)}, {failed} failed, {time.monotonic() - start:.0f} s", flush=True)
     print(json.dumps({**count, "failed": failed}))
