@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
 
     grad = safe_get_full_grad(parameter)
     grad = parameter.grad if grad is None else grad
+    assert grad is not None, "every parameter takes part in the loss"
     return grad.detach().float().cpu().clone()
 
 
@@ -25,9 +27,10 @@ def whole_grad(parameter: torch.nn.Parameter, sharding: Sharding | None) -> torc
     mine = full_grad(parameter)
     if sharding is None:
         return mine
-    parts: list = [None] * sharding.transport.degree
-    dist.all_gather_object(parts, (parameter.part, mine), group=sharding.shards)
-    whole = torch.full(parameter.part.whole, torch.nan)
+    parts: list[Any] = [None] * sharding.transport.degree
+    own: Any = parameter
+    dist.all_gather_object(parts, (own.part, mine), group=sharding.shards)
+    whole = torch.full(own.part.whole, torch.nan)
     for part, grad in parts:
         part.take(whole).copy_(grad)
     return whole
