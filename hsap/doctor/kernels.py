@@ -96,7 +96,9 @@ def _larger(one: float, other: float) -> float:
     return other if other != other or other > one else one
 
 
-def _errors(kernel: Kernel, table: np.ndarray, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
+def _errors(
+    kernel: Kernel, table: np.ndarray, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[float, float]:
     rows, scale = sum(LENGTHS), dim**-0.5
     inputs = tensors(rows, rows, HEADS, dim, dtype)
     want_o, want_lse, want_dq, want_dkv = oracle(table, HEADS, *inputs, scale)
