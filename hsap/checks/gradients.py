@@ -12,25 +12,23 @@ from hsap.train.engine import Engine
 from hsap.train.tsp.sharding import Sharding
 
 
-def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+def full_grad(parameter: Any) -> torch.Tensor:
     """Give the whole gradient of a parameter, however ZeRO has partitioned it: float32 on the CPU. Collective."""
     from deepspeed.utils import safe_get_full_grad
 
     grad = safe_get_full_grad(parameter)
     grad = parameter.grad if grad is None else grad
-    assert grad is not None, "every parameter takes part in the loss"
     return grad.detach().float().cpu().clone()
 
 
-def whole_grad(parameter: torch.nn.Parameter, sharding: Sharding | None) -> torch.Tensor:
+def whole_grad(parameter: Any, sharding: Sharding | None) -> torch.Tensor:
     """Give that of a parameter that may be a part of the model's, put together from all shards. Collective."""
     mine = full_grad(parameter)
     if sharding is None:
         return mine
     parts: list[Any] = [None] * sharding.transport.degree
-    own: Any = parameter
-    dist.all_gather_object(parts, (own.part, mine), group=sharding.shards)
-    whole = torch.full(own.part.whole, torch.nan)
+    dist.all_gather_object(parts, (parameter.part, mine), group=sharding.shards)
+    whole = torch.full(parameter.part.whole, torch.nan)
     for part, grad in parts:
         part.take(whole).copy_(grad)
     return whole
