@@ -163,11 +163,17 @@ def _model(
             initialise(model, config.train.seed, gathered)
         else:
             fill(model, Weights(folder), gathered)
-    elif folder is None:
-        model = build_model(model_config, config.train.seed, dtype, device)
     else:
-        model = load(folder, dtype, device, model_config)
+        model = whole_model(config, model_config, device)
     return model, sharding
+
+
+def whole_model(config: TrainConfig, model_config: ModelConfig, device: torch.device) -> nn.Module:
+    """Make the model whole in this process, from the seed or from the folder of `model.from`."""
+    dtype, folder = TORCH_DTYPES[config.engine.dtype], None if config.resume else config.model.get("from")
+    if folder is None:
+        return build_model(model_config, config.train.seed, dtype, device)
+    return load(folder, dtype, device, model_config)
 
 
 def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
