@@ -82,6 +82,7 @@ class Sameness:
             return
         self._there.synchronize() if isinstance(self._there, torch.cuda.Event) else self._there.wait()
         self._there = None
+        assert self._gathered is not None, "it came with what was waited for"
         differing = [rank for rank, other in enumerate(self._gathered.tolist()) if other != self._mine]
         if differing:
             raise ValueError(

@@ -233,7 +233,7 @@ class Trainer:
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         # From here on all ranks know the same, so that they all make the update, or none does.
-        self.position.phase(Phase.FIGURES)
+        self.position.phase(Phase.JUDGE)
         sums = self.figures.add_up(step, loss_sum, self.engine.square(), self.engine.weight_bytes - sent)
         trouble = self.guard.check(step, sums.loss, sums.grad_norm, scale)
         if trouble is not None and trouble.action == "skip":

@@ -76,7 +76,7 @@ class Dump:
 
 
 def write_dump(
-    out: Path, batch: StepBatch, plans: Sequence[Plan], engine, mesh: Mesh, facts: Mapping[str, object],
+    out: Path, batch: StepBatch, plans: Sequence[Any], engine, mesh: Mesh, facts: Mapping[str, object],
     seen: Mapping[str, object], finding: Finding, device: torch.device,
 ) -> Path:  # fmt: skip
     """Write a step down; gives the folder. Collective over the job; ValueError, on all ranks, where that can't be done.
