@@ -23,7 +23,7 @@ MODEL = {
     "model.num_kv_heads": 2, "model.vocab_size": 2048, "model.tied_embeddings": "false",
 }  # fmt: skip
 LENGTHS = [40, 1, 90, 33, 61, 20, 96, 7]
-SKIPPED = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
+SKIPPED = [(0, "fp32"), (1, "fp32"), (3, "fp32"), (0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
 DIVERGED = ("tokens", "labels", "documents", "plan", "settings", "weights")
 
 
@@ -31,7 +31,7 @@ def arguments(folder, name, *more):
     settings = {
         "topology": "2x1", "data.path": folder / "documents.jsonl", "data.eval_path": "null",
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json", "data.cache": folder / "cache",
-        "data.pack_tokens": 96, "train.steps": 5, "train.packs_per_step": 4, "train.micro_packs": 2,
+        "data.pack_tokens": 96, "train.steps": 4, "train.packs_per_step": 4, "train.micro_packs": 2,
         "train.tensorboard": "false", "engine.device": "cpu", "optim.warmup_steps": 2, "out": folder / name, **MODEL,
     }  # fmt: skip
     return [f"{key}={value}" for key, value in settings.items()] + list(more)
@@ -55,7 +55,7 @@ def cases(folder):
                 "guard.spike_window=8",
                 "guard.on_spike=dump",
                 "engine.zero_stage=3",
-                "train.steps=12",
+                "train.steps=7",
             ),
         ),
         "many": ("embedding", ("guard.non_finite=skip", "guard.max_skips=1", "engine.zero_stage=0")),
@@ -111,8 +111,8 @@ def test_a_step_left_out_changes_no_bit(ended, stage, dtype):
         assert one[case].keys() == {"notes"}, one[case]
         assert one[case]["notes"]["unchanged"] and one[case]["notes"]["tensors"] > 20
     figures = steps(folder, case)
-    assert [one["step"] for one in figures] == [1, 2, 3, 4, 5]
-    assert [one["skipped_steps"] for one in figures] == [0, 0, 1, 1, 1]
+    assert [one["step"] for one in figures] == [1, 2, 3, 4]
+    assert [one["skipped_steps"] for one in figures] == [0, 0, 1, 1]
     bad = figures[BAD_STEP - 1]
     assert bad["left_out"] == "non_finite" and bad["loss"] is None and bad["grad_norm"] is None
     assert all("left_out" not in one and math.isfinite(one["loss"]) for one in figures if one is not bad)
@@ -152,7 +152,7 @@ def test_a_step_left_out_changes_no_bit_where_weights_are_sharded_with_tokens(en
     said, folder = ended
     for one in said:
         assert one["tsp"]["notes"]["unchanged"] and one["tsp"]["notes"]["tensors"] > 20, one["tsp"]
-    assert [one["skipped_steps"] for one in steps(folder, "tsp")] == [0, 0, 1, 1, 1]
+    assert [one["skipped_steps"] for one in steps(folder, "tsp")] == [0, 0, 1, 1]
 
 
 def test_a_dump_computes_the_same_loss_and_names_the_same_document(ended):
