@@ -25,7 +25,8 @@ def keep_here() -> None:
     from torch.distributed import rendezvous
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-    for module in (dist, rendezvous, c10d_rendezvous_backend):
+    modules: tuple[Any, ...] = (dist, rendezvous, c10d_rendezvous_backend)
+    for module in modules:
         module.TCPStore = _store_class()
     name = _loopback_interface()
     if name is not None:
