@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test test-gpu exhaustive check format golden parity clean
+.PHONY: help train test test-gpu exhaustive check format golden parity docs clean
 .PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
 
 help:  ## Show the targets.
@@ -49,6 +49,9 @@ golden: $(READY)  ## Rewrite the golden plans in tests/golden on purpose.
 parity: $(READY)  ## Loss and gradients of every topology, ZeRO stage and accumulation against one process.
 	$(RUN) -m tests.parity
 
+docs: $(READY)  ## Build the documentation into site/, strictly: a warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
 bench: bench-planning  ## Planning, then the accuracy of split attention.
 	$(RUN) -m tests.bench.accuracy
 
@@ -83,4 +86,4 @@ bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over
 	$(RUN) -m tests.bench.gpu $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
-	rm -rf outputs multirun .pytest_cache .ruff_cache .hypothesis
+	rm -rf outputs multirun site .pytest_cache .ruff_cache .hypothesis
