@@ -103,7 +103,8 @@ def training_arguments(block: Block) -> list[tuple[int | None, list[str]]]:
     for words in commands(block.text):
         at = next(i for i, word in enumerate(words) if word.endswith(("train.py", "local.sh", "sbatch", "hostfile.sh")))
         count = re.search(r"--nproc-per-node[= ](\d+)|RANKS=(\d+)", " ".join(words[:at]))
-        found.append((int(count[1] or count[2]) if count else None, words[at + 1 :]))
+        arguments = [word for word in words[at + 1 :] if word != "HOSTFILE"]
+        found.append((int(count[1] or count[2]) if count else None, arguments))
     return found
 
 

@@ -97,6 +97,27 @@ def masks() -> Drawing:
     return out
 
 
+BLOCKS_LEGEND = """\
+A row is a shard of queries,
+a column one of keys.
+
+r3 s1: computed by rank 3
+in stage 1.
+
+A1 causal, on the diagonal
+A2 cross: one document
+     covers both shards
+A3 cross-up: it ends in
+     the query shard
+A4 cross-right: it begins in
+     the key shard
+A5 cross-corner: both
+
+The rest isn't visible:
+no block, no work, no bytes.
+"""
+
+
 def blocks() -> Drawing:
     """Draw the attention matrix cut into blocks: pattern, who computes it, and in which stage."""
     plan = figure_3()
@@ -119,21 +140,15 @@ def blocks() -> Drawing:
         pieces = found.slices[found.offsets[i] : found.offsets[i + 1]]
         k, q = np.mean(outline(pieces[0].tolist()), axis=0)
         x, y, ink = left + k * scale, top + q * scale, ink_on(RANKS[row[Chart.RANK]])
-        out.word(
-            left + k * scale, top + q * scale, f"r{row[Chart.RANK]} s{row[Chart.STAGE]}", 10.5, ink, "middle", bold=True
-        )
+        out.word(x, y, f"r{row[Chart.RANK]} s{row[Chart.STAGE]}", 10.5, ink, "middle", bold=True)
         out.word(x, y + 10, Pattern(int(names[i])).name, 9, ink, "middle")
     for rank in range(plan.num_ranks):
         middle = (rank + 0.5) * 100 * scale
         out.word(left - 8, top + middle + 4, f"q {rank}", 11, MUTED, "end")
         out.word(left + middle, top - 8, f"kv {rank}", 11, MUTED, "middle")
     x = left + side + 24
-    lines = ["A row is a shard of queries,", "a column one of keys.", "", "r3 s1: computed by rank 3", "in stage 1.", "",
-             "A1 causal, on the diagonal", "A2 cross: one document", "     covers both shards", "A3 cross-up: it ends in",
-             "     the query shard", "A4 cross-right: it begins in", "     the key shard", "A5 cross-corner: both", "",
-             "The rest isn't visible:", "no block, no work, no bytes."]  # fmt: skip
-    for i, line in enumerate(lines):
-        out.word(x, top + 14 + 19 * i, line, 12.5, INK if i not in (15, 16) else MUTED)
+    for i, line in enumerate(BLOCKS_LEGEND.splitlines()):
+        out.word(x, top + 14 + 19 * i, line, 12.5)
     return out
 
 
