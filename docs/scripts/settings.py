@@ -56,7 +56,14 @@ def settings(name: str) -> list[Setting]:
         meaning = ". ".join(filter(None, (told.rstrip("."), (part["comment"] or "").strip())))
         is_group = not part["value"].strip() and number + 1 < len(lines) and lines[number + 1].startswith("  ")
         found.append(Setting(group + ".".join(parents), "" if is_group else part["value"].strip(), meaning))
-    return found
+    return [setting if setting.meaning else setting._replace(meaning=_told_by(setting, found)) for setting in found]
+
+
+def _told_by(setting: Setting, found: list[Setting]) -> str:
+    """Refer to the key whose comment speaks of this one as well."""
+    word = setting.key.rpartition(".")[2]
+    others = [other.key for other in found if re.search(rf"\b{word}\b", other.meaning)]
+    return f"see `{others[0]}`" if others else ""
 
 
 def _belongs(above: list[str], number: int) -> bool:
