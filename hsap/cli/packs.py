@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from hsap.data.batch import MicroBatch, build_micro_batch
-from hsap.data.document import NO_TARGET
 from hsap.data.packing import Pack, StepPacks
 from hsap.data.store import DocumentStore
 from hsap.data.tokenizer import Tokenizer
 from hsap.ir.check import one_line
+from hsap.targets import NO_TARGET
 
 OPEN, CLOSE = "⟦", "⟧"
 CONTROL = "‹{}›"

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.data.document import NO_TARGET
 from hsap.data.packing import Pack, Piece
 from hsap.data.store import DocumentStore
+from hsap.targets import NO_TARGET
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-NO_TARGET = -100
-"""The label of a token that nothing is predicted from (PyTorch's default ignore_index)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hsap.data.document import NO_TARGET, Document
+from hsap.data.document import Document
 from hsap.data.rejected import Rejected
+from hsap.targets import NO_TARGET
 
 ChatOf = Callable[[Mapping[str, object], str], tuple]
 """Reads a row (values by field, its place for messages) as chats: none, one, or as many as a tree of messages has.

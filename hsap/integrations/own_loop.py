@@ -12,10 +12,8 @@ under way. `average_over` is then the group over which gradients are averaged, a
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,10 +22,9 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from hsap import clusters
-from hsap.data.batch import MicroBatch, build_micro_batch
-from hsap.data.document import NO_TARGET
-from hsap.data.packing.packs import Piece
-from hsap.data.store import DocumentStore
+from hsap.integrations.documents import check_same, micro_batch
+from hsap.integrations.places import given_mesh, own_device, seen_by
+from hsap.integrations.shard import Shard
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
@@ -36,89 +33,19 @@ from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.span import positions
 from hsap.models.loss import wide_dtype
-from hsap.runtime.attention import attention
-from hsap.runtime.executor import Executor, Session
-from hsap.runtime.groups import Mesh, job_store, make_mesh
+from hsap.planning.compiling import PlanningSetup, Shape
+from hsap.planning.exchange import PlanExchange
+from hsap.planning.pool import PlanPool
+from hsap.runtime.executor import Session
+from hsap.runtime.groups import job_store, make_mesh
 from hsap.runtime.kernels import partial_output
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.upload import sent
-from hsap.train.compiling import PlanningSetup, Shape
-from hsap.train.planning import PlanExchange
-from hsap.train.pool import PlanPool
 
 _KEPT_PLANS = 64
-_MAX_LABEL = (1 << 31) - 1
 _MADE: Counter[str] = Counter()
 """How often each SP group was given plans in this process: its members make theirs in the same order, so that the names
 under which plans travel are the same on all of them, and of nobody else."""
-
-
-class Shard:
-    """One rank's part of a packed micro-batch; tensors are on the rank's device.
-
-    plan: the micro-batch's. rows: int64 [T], token positions of the rank's rows in the packed batch, in row order; T
-    may be 0. positions: int64 [T], within the document. targets: int64 [T], the token that each row predicts, -100
-    where there is none; None where `load` was given no labels. layer_masks: of each layer, or a pattern that is
-    repeated. No dataclass, because FSDP2 rebuilds those among a forward's arguments with all that is in them.
-    """
-
-    __slots__ = ("_executor", "_indices", "_num_targets", "layer_masks", "plan", "positions", "rows", "targets")
-
-    def __init__(
-        self,
-        plan: Plan,
-        rows: Tensor,
-        positions: Tensor,
-        targets: Tensor | None,
-        num_targets: int,
-        layer_masks: tuple[Mask, ...],
-        indices: tuple[int, ...],
-        executor: Executor,
-    ) -> None:
-        self.plan, self.rows, self.positions, self.targets = plan, rows, positions, targets
-        self.layer_masks = layer_masks
-        self._num_targets, self._indices, self._executor = num_targets, indices, executor
-
-    @property
-    def num_targets(self) -> int:
-        """Targets of the whole micro-batch. ValueError where `load` was given no labels, and nothing was counted."""
-        if self.targets is None:
-            raise ValueError(
-                "shard: the batch was loaded without labels, so its targets aren't counted, and a loss scaled by none "
-                "would be wrong; give load the labels, or count the targets of the whole batch yourself"
-            )
-        return self._num_targets
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows of this rank."""
-        return len(self.rows)
-
-    def take(self, values: Tensor | np.ndarray | Sequence, dim: int = 0) -> Tensor:
-        """Give this rank's rows of any field of the packed batch, on the rank's device.
-
-        values: as many tokens along `dim` as the batch has; ValueError otherwise.
-        """
-        values = torch.as_tensor(values)
-        whole = self.plan.problem.layout.num_tokens
-        if values.shape[dim] != whole:
-            raise ValueError(
-                f"shard: a field has {values.shape[dim]} tokens, the packed batch {whole}; give the whole batch's, "
-                "documents one after the other, the same on every rank of the SP group"
-            )
-        rows = self.rows
-        if rows.device != values.device:
-            # Where they are wanted, and not fetched from the GPU, which would stop the host until it is through.
-            rows = sent(torch.from_numpy(positions(self.plan.rank_spans(self._executor.rank))), values.device)
-        return sent(values.index_select(dim, rows), self.rows.device)
-
-    def mask_of(self, layer: int) -> Mask:
-        """The attention mask of a layer."""
-        return self.layer_masks[layer % len(self.layer_masks)]
-
-    def attention(self, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer: int = 0) -> Tensor:
-        """Attend the rank's own rows over the whole packed batch, as `hsap.attention`, under the layer's mask."""
-        return attention(q_THD, k_THD, v_THD, self._executor, self._indices[layer % len(self._indices)], layer)
 
 
 class SequenceParallel:
@@ -159,16 +86,16 @@ class SequenceParallel:
             )
         self.topology = topology if isinstance(topology, Topology) else Topology.parse(topology)
         self.layer_masks = _layer_masks(masks)
-        self.device = _own_device() if device is None else torch.device(device)
+        self.device = own_device() if device is None else torch.device(device)
         if group is None:
             self.mesh = make_mesh(self.topology)
         else:
-            self.mesh = _given_mesh(self.topology, group, average_over, self.device)
+            self.mesh = given_mesh(self.topology, group, average_over, self.device)
         ranks = dist.get_process_group_ranks(self.mesh.sp)
         cluster = clusters.read(cluster) if isinstance(cluster, str) else cluster or Cluster()
         distinct, self._indices = distinct_masks(self.layer_masks)
         problem = Problem(
-            *(Layout.from_lengths([]), heads, self.topology, distinct, _seen_by(cluster, ranks)), wire_dtype=wire_dtype
+            *(Layout.from_lengths([]), heads, self.topology, distinct, seen_by(cluster, ranks)), wire_dtype=wire_dtype
         )
         setup = PlanningSetup(problem, planner, dict(options or {}), verify)
         # The plan of nothing: already it knows whether planner, options and masks fit.
@@ -230,7 +157,7 @@ class SequenceParallel:
                 "sequence parallel: a batch is loaded in a worker of a DataLoader; the ranks of an SP group load "
                 "together, so do it in the training process: num_workers=0 where collate_fn loads"
             )
-        micro = _micro_batch(lengths, labels, sequences)
+        micro = micro_batch(lengths, labels, sequences)
         shape = Shape.of(micro)
         if not self._ahead:
             self._plan(shape)
@@ -244,7 +171,7 @@ class SequenceParallel:
         plan = self._fetch()
         layout = plan.problem.layout
         if self._loaded % _KEPT_PLANS == 1:
-            self._compare(shape, labels is not None, micro.labels)
+            check_same(shape, None if labels is None else micro.labels, self.mesh, self.device)
         if (layout.lengths, layout.sequences) != (shape.lengths, shape.sequences):
             raise ValueError(
                 f"sequence parallel: rank {self.mesh.sp_rank} of SP group {self.mesh.dp_rank} was given documents of "
@@ -283,25 +210,6 @@ class SequenceParallel:
         if self._pool is not None:
             self._pool.close()
 
-    def _compare(self, shape: Shape, labelled: bool, labels: np.ndarray) -> None:
-        """Refuse a batch whose labels aren't those of the group's other ranks: a plan only knows lengths, and blocks
-        of text that all have one length are the usual case. Collective over the SP group; now and then is enough for
-        loaders that draw by rank, and it waits for the device.
-        """
-        if self.topology.num_ranks == 1:
-            return
-        digest = hashlib.sha256(repr((shape, labelled)).encode() + np.ascontiguousarray(labels).tobytes()).digest()
-        mine = torch.tensor([int.from_bytes(digest[:7], "big")], device=self.device)
-        others = [torch.empty_like(mine) for _ in range(self.topology.num_ranks)]
-        dist.all_gather(others, mine, group=self.mesh.sp)
-        differing = [rank for rank, other in enumerate(others) if other.item() != mine.item()]
-        if differing:
-            raise ValueError(
-                f"sequence parallel: rank {self.mesh.sp_rank} of SP group {self.mesh.dp_rank} was given a batch whose "
-                f"lengths or labels aren't those of rank {differing[0]} of its group; every rank of an SP group must "
-                "load the same documents: draw them by dp_rank, not by rank"
-            )
-
     def _plan(self, shape: Shape) -> None:
         self._exchange.publish(shape, self._number)
         self._ahead.append(shape)
@@ -331,68 +239,3 @@ def _layer_masks(masks: str | Sequence[Mask | str]) -> tuple[Mask, ...]:
             "sequence parallel: masks is an empty list; give a mask, as in 'causal', or one for each layer"
         )
     return layers
-
-
-def _micro_batch(lengths: Iterable[int], labels: object, sequences: Sequence[int] | None) -> MicroBatch:
-    """Make the micro-batch of documents given by their lengths, and labels if there are any."""
-    layout = Layout.from_lengths(lengths, sequences)
-    if labels is None:
-        labels = np.full(layout.num_tokens, NO_TARGET)
-    labels = torch.as_tensor(labels).cpu().numpy()
-    if labels.shape != (layout.num_tokens,):
-        raise ValueError(
-            f"sequence parallel: labels have shape {list(labels.shape)}, the documents {layout.num_tokens} tokens "
-            "together; give one label a token, documents one after the other, not shifted"
-        )
-    if labels.size and (labels.dtype.kind not in "iu" or labels.max() > _MAX_LABEL or (labels[labels < 0] + 100).any()):
-        raise ValueError(
-            f"sequence parallel: labels are {labels.dtype} from {labels.min()} to {labels.max()}; give the ids of "
-            f"tokens, whole numbers from 0 to {_MAX_LABEL}, and {NO_TARGET} where a token isn't trained"
-        )
-    names = tuple(map(str, range(layout.num_documents)))
-    store = DocumentStore(labels.astype(np.int32), layout.cu_seqlens, names, labels != NO_TARGET)
-    pieces = iter([Piece(i, 0, length) for i, length in enumerate(layout.lengths)])
-    packs = [tuple(next(pieces) for _ in range(count)) for count in layout.sequences]
-    return build_micro_batch(store, packs, max(layout.num_tokens, 1))
-
-
-def _given_mesh(
-    topology: Topology, group: dist.ProcessGroup, average_over: dist.ProcessGroup | None, device: torch.device
-) -> Mesh:
-    """This process's place in an SP group that the loop made; which of the groups it is follows from their ranks."""
-    ranks = dist.get_process_group_ranks(group)
-    if len(ranks) != topology.num_ranks:
-        raise ValueError(
-            f"sequence parallel: topology {topology} has {topology.num_ranks} ranks, the group that was given "
-            f"{len(ranks)}; give a topology that fits, or another group"
-        )
-    firsts = torch.zeros(dist.get_world_size(average_over), dtype=torch.int64, device=device)
-    mine = torch.tensor([ranks[0]], dtype=torch.int64, device=device)
-    dist.all_gather(list(firsts.split(1)), mine, group=average_over)
-    members = Counter(firsts.tolist())
-    if set(members.values()) != {len(ranks)}:
-        raise ValueError(
-            f"sequence parallel: gradients are averaged over {len(firsts)} ranks, which aren't whole SP groups of "
-            f"{len(ranks)}; give average_over= the ranks that hold the same weights (with tensor parallelism, those of "
-            "equal tensor index; with pipeline parallelism, those of one stage)"
-        )
-    return Mesh(topology, group, dist.get_rank(group), sorted(members).index(ranks[0]), len(members))
-
-
-def _seen_by(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
-    """Give the machines as an SP group sees them, of whose nodes it has every n-th rank where others stand between."""
-    strides = {after - before for before, after in pairwise(ranks)} or {1}
-    stride = min(strides)
-    per_node = cluster.ranks_per_node
-    if len(strides) > 1 or stride < 1 or (per_node % stride and per_node > stride):
-        raise ValueError(
-            f"sequence parallel: the SP group's ranks {list(ranks)[:8]} don't stand at equal distances that fit into "
-            f"nodes of {per_node} ranks, so that planning can't know its nodes; order the job's ranks so that they do"
-        )
-    return cluster.starting_at(ranks[0] // stride, max(per_node // stride, 1))
-
-
-def _own_device() -> torch.device:
-    if torch.cuda.is_available() and dist.get_backend() != "gloo":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

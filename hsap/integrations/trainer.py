@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from hsap.integrations.own_loop import SequenceParallel
 from hsap.integrations.transformers import Collator
-from hsap.models.loss import IGNORED_TARGET
+from hsap.targets import NO_TARGET
 
 try:
     from transformers import Trainer
@@ -95,7 +95,7 @@ class SequenceParallelTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             loss = model(**inputs, loss_scale=1.0).loss
-        self._evaluated += torch.stack((loss.double(), (inputs["shift_labels"] != IGNORED_TARGET).sum().double()))
+        self._evaluated += torch.stack((loss.double(), (inputs["shift_labels"] != NO_TARGET).sum().double()))
         return loss, None, None
 
     def _documents(self, data: Any, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader:

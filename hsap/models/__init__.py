@@ -15,7 +15,6 @@ _HOME_OF = {
     "Llama": "llama",
     "build_model": "llama",
     "initialise": "llama",
-    "IGNORED_TARGET": "loss",
     "token_loss_sum": "loss",
     "token_losses": "loss",
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-IGNORED_TARGET = -100
+from hsap.targets import NO_TARGET
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -105,7 +105,7 @@ def _chunk_losses(
 ) -> tuple[Tensor, Iterable[tuple[int, Tensor]]]:
     """Losses of some rows, and their log-probabilities by chunks of words: (first word, [N, words]), each to be used
     before the next is asked for."""
-    ignored_N = targets_N == IGNORED_TARGET
+    ignored_N = targets_N == NO_TARGET
     if chunk_vocab is None or chunk_vocab >= len(weight_VC):
         log_probs_NV = torch.log_softmax(hidden_NC @ weight_VC.t(), dim=-1, dtype=wide_dtype(hidden_NC.dtype))
         picked_N = log_probs_NV.gather(1, targets_N.masked_fill(ignored_N, 0).long()[:, None])[:, 0]
@@ -138,7 +138,7 @@ def _logits(hidden_NC: Tensor, weight_VC: Tensor, words: slice) -> Tensor:
 def place(targets_N: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
     """Which targets are among some words, and where: [N], and [N, 1] with 0 for those that aren't."""
     place_N = targets_N.long() - first
-    inside_N = (place_N >= 0) & (place_N < num_words) & (targets_N != IGNORED_TARGET)
+    inside_N = (place_N >= 0) & (place_N < num_words) & (targets_N != NO_TARGET)
     return inside_N, place_N.masked_fill(~inside_N, 0)[:, None]
 
 
@@ -150,7 +150,7 @@ def logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tenso
     inside_N, place_N1 = place(targets_N, first, log_probs_NV.shape[1])
     grad_NV = log_probs_NV.exp_()
     grad_NV.scatter_add_(1, place_N1, inside_N.to(grad_NV.dtype).neg()[:, None])
-    return grad_NV.masked_fill_((targets_N == IGNORED_TARGET)[:, None], 0)
+    return grad_NV.masked_fill_((targets_N == NO_TARGET)[:, None], 0)
 
 
 def check_targets(targets_T: Tensor, num_rows: int, num_words: int) -> None:
@@ -161,13 +161,13 @@ def check_targets(targets_T: Tensor, num_rows: int, num_words: int) -> None:
     if targets_T.shape != (num_rows,):
         raise ValueError(
             f"targets have shape {tuple(targets_T.shape)} but there are {num_rows} rows of hidden states: "
-            f"give one target for each local token, {IGNORED_TARGET} where there is none."
+            f"give one target for each local token, {NO_TARGET} where there is none."
         )
     if targets_T.device.type == "cpu":
-        known_T = (targets_T >= 0) & (targets_T < num_words) | (targets_T == IGNORED_TARGET)
+        known_T = (targets_T >= 0) & (targets_T < num_words) | (targets_T == NO_TARGET)
         if not bool(known_T.all()):
             row = int((~known_T).nonzero()[0])
             raise ValueError(
                 f"the target of row {row} is {int(targets_T[row])}: give a word of the vocabulary, 0 to "
-                f"{num_words - 1}, or {IGNORED_TARGET} where there is none."
+                f"{num_words - 1}, or {NO_TARGET} where there is none."
             )

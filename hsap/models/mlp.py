@@ -68,17 +68,22 @@ class _ChunkedSwiGLU(torch.autograd.Function):
         return dx_TC, *gradients, None
 
 
-def _add_chunk(x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple, gradients: tuple) -> None:
-    """Put the gradient of a chunk's rows into dx and add those of the weights."""
-    gate_FC, up_FC, down_CF = weights
-    gate_NF, up_NF, dact_NF = x_NC @ gate_FC.t(), x_NC @ up_FC.t(), do_NC @ down_CF
+def gated_gradients(gate_NF: Tensor, up_NF: Tensor, dact_NF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give silu(gate) · up, and for its gradient `dact` those of gate and up; up and dact are overwritten."""
     silu_NF = F.silu(gate_NF)
-    add_product(gradients[2], do_NC, silu_NF * up_NF)
+    act_NF = silu_NF * up_NF
     up_NF *= dact_NF  # the gradient of silu(gate)
     dact_NF *= silu_NF  # the gradient of up
     del silu_NF
-    dgate_NF = torch.ops.aten.silu_backward(up_NF, gate_NF)
+    return act_NF, torch.ops.aten.silu_backward(up_NF, gate_NF), dact_NF
+
+
+def _add_chunk(x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple, gradients: tuple) -> None:
+    """Put the gradient of a chunk's rows into dx and add those of the weights."""
+    gate_FC, up_FC, down_CF = weights
+    act_NF, dgate_NF, dup_NF = gated_gradients(x_NC @ gate_FC.t(), x_NC @ up_FC.t(), do_NC @ down_CF)
+    add_product(gradients[2], do_NC, act_NF)
     add_product(gradients[0], dgate_NF, x_NC)
-    add_product(gradients[1], dact_NF, x_NC)
+    add_product(gradients[1], dup_NF, x_NC)
     torch.mm(dgate_NF, gate_FC, out=dx_NC)
-    dx_NC.addmm_(dact_NF, up_FC)
+    dx_NC.addmm_(dup_NF, up_FC)

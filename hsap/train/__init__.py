@@ -3,11 +3,12 @@
 launch       from the command line to the loop in the right processes (overrides, processes, flags, sweep)
 config       the whole configuration, checked
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
-run          the loop of one rank (evaluation: the loss of held-out data)
+run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)
+attention    a rank's attention: how heads are planned, who makes the plans, what the model calls
+agreement, figures  what ranks compare and sum up in each step
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
 capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed
-planning     plans made ahead, by the ranks in turn (compiling: how; pool, worker: in processes of their own)
 checkpoints  saved and resumed runs
 settings     the configuration, kept in the run's folder
 metrics, profile, stopping  what a step says of itself; measured timelines; signals

@@ -11,12 +11,10 @@ from torch import Tensor
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import eval_batches
 from hsap.data.store import DocumentStore
-from hsap.ir.plan import Plan
+from hsap.planning.planned import Exchange, Planned
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine
 from hsap.train.metrics import ratio
-from hsap.train.planning import PlanExchange
-from hsap.train.tsp.planning import ShardExchange, ShardPlans
 
 
 class Evaluation:
@@ -31,12 +29,12 @@ class Evaluation:
         config: TrainConfig,
         data: DocumentStore,
         engine: Engine,
-        exchange: Callable[[], PlanExchange | ShardExchange],
-        loss_sum: Callable[[MicroBatch, Plan | ShardPlans], Tensor],
+        exchange: Callable[[], Exchange],
+        loss_sum: Callable[[MicroBatch, Planned], Tensor],
     ) -> None:
         self.config, self.data, self.engine = config, data, engine
         self.exchange, self.loss_sum = exchange, loss_sum
-        self._plans: list[Plan | ShardPlans] | None = None
+        self._plans: list[Planned] | None = None
 
     @torch.no_grad()
     def loss(self) -> float | None:
@@ -59,7 +57,7 @@ class Evaluation:
         dist.all_reduce(total)
         return ratio(float(total), batches.global_num_targets)
 
-    def _planned(self, micro_batches: tuple[MicroBatch, ...]) -> list[Plan | ShardPlans]:
+    def _planned(self, micro_batches: tuple[MicroBatch, ...]) -> list[Planned]:
         exchange, numbers = self.exchange(), range(len(micro_batches))
         for number, micro in zip(numbers, micro_batches):
             exchange.publish(micro, number)

@@ -19,10 +19,7 @@ from hsap.data.read import read_store
 from hsap.data.store import DocumentStore
 from hsap.data.tokenizer import Tokenizer
 from hsap.files import sha256, short
-from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import distinct_masks
-from hsap.ir.problem import Problem, Topology
 from hsap.ir.shared import check_shareable
 from hsap.keys import is_number
 from hsap.models import ModelConfig
@@ -30,12 +27,11 @@ from hsap.models.config import FREE
 from hsap.models.huggingface import configured
 from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
-from hsap.runtime.kernels import partial_output, select_kernel
+from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train.attention import kernel_options, planned_heads
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
-from hsap.train.compiling import PlanningSetup
 from hsap.train.config import TrainConfig
-from hsap.train.tsp.planning import Variants
 
 # A template is compared by what it holds, once it is known whether any chat was made text by it.
 _FIXED = (
@@ -89,7 +85,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     _check_out(config.out)
     check_options(config.planner.name, dict(config.planner.options))
     # The plan of nothing: already it knows whether the options' values fit, and whether the heads go round.
-    for setup in Variants.of(planning_setup(config, model, dp_rank=0), model, config).setups:
+    for setup in planned_heads(config, model, dp_rank=0).setups:
         setup.compile(Layout.from_lengths([]))
     if config.resume:
         check_identity(read_state(config), _settings(config, model, tokenizer))
@@ -159,28 +155,6 @@ def model_shape(config: TrainConfig, tokenizer: Tokenizer) -> tuple[ModelConfig,
         return configured(config.model, tokenizer.vocab_size)
     values = {key: value for key, value in config.model.items() if key != "from"}
     return ModelConfig.from_mapping(values, tokenizer.vocab_size), ()
-
-
-def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> PlanningSetup:
-    """Everything of a micro-batch's problem but its layout."""
-    heads = HeadShape(model.num_q_heads, model.num_kv_heads, model.head_dim, config.engine.dtype)
-    topology = Topology(config.inter_sp, config.intra_sp)
-    problem = Problem(
-        Layout.from_lengths([]),
-        heads,
-        topology,
-        distinct_masks(model.layer_masks)[0],
-        config.cluster.starting_at(dp_rank * topology.num_ranks),
-        None,
-        config.arena_multiple,
-        config.wire_dtype,
-    )
-    return PlanningSetup(problem, config.planner.name, dict(config.planner.options), config.verify)
-
-
-def kernel_options(config: TrainConfig) -> dict:
-    """What the attention kernel is asked for beside device, dtype and head dimension."""
-    return {"output": partial_output(config.engine.device), "deterministic": config.deterministic_backward}
 
 
 def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[str, float]]:

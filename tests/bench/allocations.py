@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from hsap.ir.problem import Topology
+from hsap.planning.exchange import PlanExchange
 from hsap.runtime.groups import make_mesh
 from hsap.train.engine import build, join, leave
 from hsap.train.inputs import read_inputs
-from hsap.train.planning import PlanExchange
 from hsap.train.run import Trainer
 from tests.parity.rank import configure
 

@@ -29,9 +29,10 @@ from hsap.data.packing import Packing, PackStream, StepPacks
 from hsap.data.store import DocumentStore
 from hsap.data.tokenise import tokenise_documents
 from hsap.data.tokenizer import load_tokenizer
-from hsap.train.compiling import PlanningSetup, Shape
-from hsap.train.planning import PlanExchange, PlannedSteps
-from hsap.train.pool import PlanPool
+from hsap.planning.compiling import PlanningSetup, Shape
+from hsap.planning.exchange import PlanExchange
+from hsap.planning.pool import PlanPool
+from hsap.planning.steps import PlannedSteps
 from tests.bench.record import RESULTS, caption, conditions, record
 from tests.parity import REPOSITORY, run_world
 

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hsap.data.batch import NO_TARGET, build_micro_batch, count_targets, doc_ids_hash
+from hsap.data.batch import build_micro_batch, count_targets, doc_ids_hash
 from hsap.data.packing import POLICIES, Packing, Piece, epoch_packs
+from hsap.targets import NO_TARGET
 
 lengths_strategy = st.lists(st.one_of(st.just(1), st.integers(0, 50)), min_size=1, max_size=30).filter(any)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hsap
-from hsap.data.batch import NO_TARGET, build_micro_batch, count_targets
+from hsap.data.batch import build_micro_batch, count_targets
 from hsap.data.chat.shared_question import join
 from hsap.data.document import Sample
 from hsap.data.loader import StepLoader, eval_batches
@@ -20,8 +20,9 @@ from hsap.ir.shared import SHAREABLE, check_shareable, shared_masks
 from hsap.ir.slice import dense
 from hsap.models import ModelConfig
 from hsap.models.llama import build_model
+from hsap.planning.compiling import PlanningSetup
 from hsap.runtime.reference import reference
-from hsap.train.compiling import PlanningSetup
+from hsap.targets import NO_TARGET
 from tests.models.packed_oracle import visible_attention
 
 chats = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=4))

@@ -19,12 +19,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hsap.ir.problem import Topology
+from hsap.planning.exchange import PlanExchange
 from hsap.runtime.groups import make_mesh
 from hsap.train.config import TrainConfig, train_config
 from hsap.train.engine import build, join, leave
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.overrides import rewrite
-from hsap.train.planning import PlanExchange
 from hsap.train.run import Trainer
 from hsap.train.tsp.sharding import Sharding
 

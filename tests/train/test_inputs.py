@@ -12,8 +12,9 @@ from hsap.data.packing import count_long
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask
 from hsap.tensorfile import write_tensors
+from hsap.train.attention import planning_setup
 from hsap.train.checkpoints.folder import STATE, folder, publish, unfinished
-from hsap.train.inputs import check, planning_setup, read_inputs
+from hsap.train.inputs import check, read_inputs
 from tests.parity import REPOSITORY, SMALL_MODEL
 from tests.parity.rank import configure
 

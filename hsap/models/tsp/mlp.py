@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hsap.models.llama import rms_norm
 from hsap.models.loss import wide_dtype
+from hsap.models.mlp import gated_gradients
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
 
 
@@ -53,13 +54,11 @@ class _MLP(torch.autograd.Function):
         dx_TC = torch.zeros_like(x_TC, dtype=wide_dtype(x_TC.dtype))
         home = Homeward(block.transport, block.shapes)
         for shard, (gate_FC, up_FC, down_CF) in ring(block.transport, bundle(own), block.shapes):
-            with torch.enable_grad():
-                gate_TF, up_TF = ((x_TC @ weight.t()).requires_grad_() for weight in (gate_FC, up_FC))
-                inner_TF = F.silu(gate_TF) * up_TF
-            dgate_TF, dup_TF = torch.autograd.grad(inner_TF, (gate_TF, up_TF), dout_TC @ down_CF)
+            gate_TF, up_TF = (x_TC @ weight.t() for weight in (gate_FC, up_FC))
+            inner_TF, dgate_TF, dup_TF = gated_gradients(gate_TF, up_TF, dout_TC @ down_CF)
             dx_TC += dgate_TF @ gate_FC
             dx_TC += dup_TF @ up_FC
-            home.add(shard, (dgate_TF.t() @ x_TC, dup_TF.t() @ x_TC, dout_TC.t() @ inner_TF.detach()))
+            home.add(shard, (dgate_TF.t() @ x_TC, dup_TF.t() @ x_TC, dout_TC.t() @ inner_TF))
         dhidden_TC, dnorm_C = norm_backward(hidden_TC, norm_C, block.norm_eps, dx_TC)
         gradients = (gradient.to(like.dtype) for gradient, like in zip(home.own(), own, strict=True))
         return None, dhidden_TC + dout_TC, dnorm_C, *gradients

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hsap.models.loss import IGNORED_TARGET, add_product, check_targets, chunks, logit_gradient, place, wide_dtype
+from hsap.models.loss import add_product, check_targets, chunks, logit_gradient, place, wide_dtype
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
+from hsap.targets import NO_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, vocabulary: Vocabulary, hidden_TC, own_VC, targets_T, with_grad):
         lse_T, picked_T = _statistics(vocabulary, hidden_TC, own_VC, targets_T)
-        counted_T = targets_T != IGNORED_TARGET
+        counted_T = targets_T != NO_TARGET
         losses_T = (lse_T - picked_T).where(counted_T, 0)
         if with_grad:
             ctx.save_for_backward(*_gradients(vocabulary, hidden_TC, own_VC, targets_T, lse_T))

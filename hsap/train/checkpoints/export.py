@@ -11,7 +11,7 @@ from torch import Tensor
 from hsap.models import ModelConfig
 from hsap.models.llama import shapes
 from hsap.train.checkpoints.folder import LATEST, damage, read_checkpoint
-from hsap.train.checkpoints.sharding import WEIGHT
+from hsap.train.checkpoints.masters import WEIGHT
 from hsap.train.checkpoints.tensors import Pieces
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hsap.files import Written
 from hsap.runtime.groups import job_store
 from hsap.tensorfile import write_tensors
-from hsap.train.checkpoints import sharding
+from hsap.train.checkpoints import masters
 from hsap.train.checkpoints.folder import clear_unfinished, damage, folder, publish, refusal, unfinished
 from hsap.train.checkpoints.tensors import RANDOM, Pieces, key
 from hsap.train.config import TrainConfig
@@ -51,7 +51,7 @@ class Saver:
         ValueError: a rank couldn't write (or, in the background, the last time); the checkpoints before are untouched.
         """
         self.wait()
-        tensors, adam_steps = sharding.capture(engine.deepspeed)
+        tensors, adam_steps = masters.capture(engine.deepspeed)
         tensors |= _random_states(engine.device)
         state = self._state(step, cursor, adam_steps)
         if not self.config.train.save_in_background:
@@ -146,7 +146,7 @@ def load(engine: Engine, config: TrainConfig, state: dict) -> None:
     if (bad := int(worst)) >= 0:
         raise refusal(checkpoint.parent, checkpoint.name, damage(checkpoint, state, [names[bad]]) or names[bad])
     pieces = Pieces(checkpoint / name for name in names)
-    sharding.restore(engine.deepspeed, pieces, state["adam_steps"])
+    masters.restore(engine.deepspeed, pieces, state["adam_steps"])
     engine.deepspeed.global_steps = state["step"]
     # Training itself draws no random number; what a rank of this number had drawn from is set for whoever does.
     for name, set_state in (("cpu", torch.set_rng_state), ("cuda", torch.cuda.set_rng_state)):

@@ -16,51 +16,18 @@ from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.models.tsp.shards import Shards
 from hsap.planners import PLANNERS
-from hsap.train.compiling import PlanFigures, PlanningSetup
-from hsap.train.config import TrainConfig
-from hsap.train.planning import PlanExchange
+from hsap.planning.compiling import PlanFigures, PlanningSetup
+from hsap.planning.exchange import PlanExchange
+from hsap.runtime.executor import Session
+from hsap.runtime.sharded import ShardedAttention
 
 PLACING_WITHOUT_HEADS = tuple(name for name, planner in PLANNERS.items() if not planner.places_by_heads)
 """Planners whose plans for unequal shares of the heads agree on every rank's rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variants:
-    """The distinct head shares of a model's weight shards. setups: how each is planned; of_shard: each shard's own."""
-
-    setups: tuple[PlanningSetup, ...]
-    of_shard: tuple[int, ...]
-
-    @classmethod
-    def of(cls, setup: PlanningSetup, model: ModelConfig, config: TrainConfig) -> Variants:
-        """Make the setups from that of sequence parallelism, which has all heads.
-
-        Without TSP that one is all. With it, a group's ranks all take part at Nx1: heads are the weight shards' to
-        share out. ValueError: shares that can't be, or unequal ones with a planner that would place tokens otherwise
-        for each.
-        """
-        if config.parallel == "sp":
-            return cls((setup,), (0,))
-        shares = [(run.q_count, run.kv_count) for run in Shards(model, config.tsp_degree).heads]
-        distinct = tuple(dict.fromkeys(shares))
-        if len(distinct) > 1 and setup.planner not in PLACING_WITHOUT_HEADS:
-            raise ValueError(
-                f"planner={setup.planner} places tokens by heads, and parallel=tsp shards {model.num_q_heads} "
-                f"query and {model.num_kv_heads} KV heads unequally over {config.tsp_degree} ranks; its plans wouldn't "
-                f"agree: set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to "
-                "a degree that divides the heads"
-            )
-        problem = replace(setup.problem, topology=Topology(setup.problem.num_ranks, 1))
-        setups = (
-            replace(setup, problem=replace(problem, heads=HeadShape(*share, model.head_dim, setup.problem.heads.dtype)))
-            for share in distinct
-        )
-        return cls(tuple(setups), tuple(map(distinct.index, shares)))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlans:
-    """A micro-batch's plans, one for each variant; they place tokens alike, so rows are the first one's."""
+    """A micro-batch's plans, one for each distinct share of the heads; they place tokens alike."""
 
     plans: tuple[Plan, ...]
 
@@ -85,7 +52,7 @@ class ShardPlans:
 
 
 class ShardExchange:
-    """Publishes and fetches the plans of all variants, each through an exchange of its own, as `PlanExchange` does."""
+    """Publishes and fetches all shares' plans, each through an exchange of its own, as `PlanExchange` does."""
 
     def __init__(self, exchanges: Sequence[PlanExchange], of_shard: Sequence[int]) -> None:
         self.exchanges, self.rank = tuple(exchanges), exchanges[0].rank
@@ -116,3 +83,49 @@ class ShardExchange:
         """Drop what was published for a micro-batch whose step every rank has begun."""
         for exchange in self.exchanges:
             exchange.forget(number)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedHeads:
+    """Heads shared out over a model's weight shards: each distinct share has a plan of its own.
+
+    setups: how each is planned; of_shard: which of them is each shard's.
+    """
+
+    setups: tuple[PlanningSetup, ...]
+    of_shard: tuple[int, ...]
+
+    @classmethod
+    def of(cls, setup: PlanningSetup, model: ModelConfig, degree: int) -> ShardedHeads:
+        """Make the setups from that of sequence parallelism, which has all heads. degree: of the weight shards.
+
+        A group's ranks all take part at Nx1: heads are the weight shards' to share out. ValueError: shares that can't
+        be, or unequal ones with a planner that would place tokens otherwise for each.
+        """
+        shares = [(run.q_count, run.kv_count) for run in Shards(model, degree).heads]
+        distinct = tuple(dict.fromkeys(shares))
+        if len(distinct) > 1 and setup.planner not in PLACING_WITHOUT_HEADS:
+            raise ValueError(
+                f"planner={setup.planner} places tokens by heads, and parallel=tsp shards {model.num_q_heads} "
+                f"query and {model.num_kv_heads} KV heads unequally over {degree} ranks; its plans wouldn't "
+                f"agree: set planner to one of {', '.join(PLACING_WITHOUT_HEADS)}, or tsp_axis or topology to "
+                "a degree that divides the heads"
+            )
+        problem = replace(setup.problem, topology=Topology(setup.problem.num_ranks, 1))
+        setups = (
+            replace(setup, problem=replace(problem, heads=HeadShape(*share, model.head_dim, setup.problem.heads.dtype)))
+            for share in distinct
+        )
+        return cls(tuple(setups), tuple(map(distinct.index, shares)))
+
+    def attention(self, session: Session, layer_masks: Sequence[int]) -> ShardedAttention:
+        """Make what the model calls."""
+        return ShardedAttention(session, self.of_shard, layer_masks)
+
+    def joined(self, exchanges: Sequence[PlanExchange]) -> ShardExchange:
+        """Give what a micro-batch's plans travel through; exchanges: of each setup."""
+        return ShardExchange(exchanges, self.of_shard)
+
+    def load(self, attention: ShardedAttention, session: Session, plans: ShardPlans, num_rows: int) -> None:
+        """Use a micro-batch's plans from now on; rows are never padded."""
+        attention.load(plans.plans)

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 
-from hsap.train.compiling import PlanningSetup, Shape, failure
+from hsap.planning.compiling import PlanningSetup, Shape, failure
 
 # Ctrl-C and SIGTERM go to all processes of a job; what the rank does about them may still need plans.
 _PROGRAM = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.path[:] = json.loads(sys.argv[2]); "
-    "from hsap.train.worker import serve; serve(int(sys.argv[1]))"
+    "from hsap.planning.worker import serve; serve(int(sys.argv[1]))"
 )
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"),

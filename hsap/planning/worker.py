@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from hsap.ir.layout import Layout
-from hsap.train.compiling import PlanningSetup, Shape
+from hsap.planning.compiling import PlanningSetup, Shape
 
 
 def serve(descriptor: int) -> NoReturn:

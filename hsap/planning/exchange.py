@@ -1,8 +1,8 @@
 """Planning ahead: one rank of an SP group has each micro-batch's plan made and publishes it; all load it.
 
-Plans travel as data (`hsap.train.compiling`) through torch's own store, `data.lookahead` steps before they are needed.
-The planning rank goes round the group, node after node, so that plans of neighbouring micro-batches, of all the steps
-in advance, are made at the same time in different places. With planner auto it alone compiles the candidates and
+Plans travel as data (`hsap.planning.compiling`) through torch's own store, `data.lookahead` steps before they are
+needed. The planning rank goes round the group, node after node, so that plans of neighbouring micro-batches, of all the
+steps in advance, are made at the same time in different places. With planner auto it alone compiles the candidates and
 chooses, and the others get what it chose. Micro-batches of one shape share a plan as long as the last one is
 remembered. An error while planning is published in the plan's place, so that every rank ends with the same message
 instead of waiting.
@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict
 from concurrent import futures
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch.distributed as dist
 
 from hsap.data.batch import MicroBatch
-from hsap.data.loader import StepBatch
-from hsap.data.prefetch import Prefetch
 from hsap.ir.plan import Plan
-from hsap.train.compiling import PlanFigures, PlanningSetup, Shape, opened
-from hsap.train.pool import CLOSED, PlanPool
+from hsap.planning.compiling import PlanFigures, PlanningSetup, Shape, opened
+from hsap.planning.pool import CLOSED, PlanPool
 
 _POLL_S = 0.004
 _NOTICE_S = 0.1
@@ -150,77 +146,3 @@ class PlanExchange:
                 raise RuntimeError(CLOSED)
             time.sleep(_POLL_S)
         return self.store.get(key)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedStep:
-    """A step's batch with the plan of each of its micro-batches.
-
-    plans: under TSP `ShardPlans` (`hsap.train.tsp.planning`), used alike. figures: of the SP group's plans on its rank
-    0, zeros on the others. data_s, plan_s: how long the background thread waited for the batch and for the plans.
-    """
-
-    batch: StepBatch
-    plans: tuple[Plan, ...]
-    figures: PlanFigures
-    data_s: float
-    plan_s: float
-
-
-class PlannedSteps:
-    """Steps with their plans, prepared ahead on a background thread.
-
-    data_wait_s, plan_wait_s: how long the last `next` took, split as the thread's own waiting for that step was.
-    """
-
-    def __init__(self, loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> None:
-        self._steps = Prefetch(_planned(loader, exchange, lookahead), lookahead)
-        self._exchange = exchange
-        self.data_wait_s = self.plan_wait_s = 0.0
-
-    def __iter__(self) -> PlannedSteps:
-        return self
-
-    def __next__(self) -> PlannedStep:
-        start = time.perf_counter()
-        step = next(self._steps)
-        waited_s = time.perf_counter() - start
-        self.data_wait_s = waited_s * step.data_s / (step.data_s + step.plan_s)
-        self.plan_wait_s = waited_s - self.data_wait_s
-        return step
-
-    def close(self) -> None:
-        """End the background thread."""
-        self._exchange.closed.set()
-        self._steps.close()
-
-
-def _planned(loader: Iterator[StepBatch], exchange: PlanExchange, lookahead: int) -> Iterator[PlannedStep]:
-    """Plan steps in order; a rank sees to its own share of the next `lookahead` steps before it waits for others."""
-    ahead: deque[StepBatch] = deque()
-    more = True
-    while more or ahead:
-        start = time.perf_counter()
-        fresh = list(islice(loader, lookahead + 1 - len(ahead))) if more else []
-        more = len(ahead) + len(fresh) == lookahead + 1
-        got = time.perf_counter()
-        for batch in fresh:
-            for micro, number in zip(batch.micro_batches, _numbers(batch)):
-                exchange.publish(micro, number)
-        ahead.extend(fresh)
-        if not ahead:
-            return
-        batch = ahead.popleft()
-        numbers = _numbers(batch)
-        plans, figures = zip(*map(exchange.get_both, numbers))
-        # All ranks finish a step together, and none is further behind than the queue is long.
-        for number in numbers:
-            exchange.forget(number - (lookahead + 2) * len(numbers))
-        promised = PlanFigures.total(figures) if exchange.rank == 0 else PlanFigures()
-        yield PlannedStep(batch, plans, promised, got - start, time.perf_counter() - got)
-
-
-def _numbers(batch: StepBatch) -> range:
-    """Running numbers of a step's micro-batches."""
-    count = len(batch.micro_batches)
-    return range(batch.step * count, (batch.step + 1) * count)

@@ -19,16 +19,17 @@ import torch.distributed as dist
 
 import hsap
 from hsap.ir.mask import Mask
-from hsap.train import pool as pool_module
-from hsap.train.compiling import PlanningSetup, Shape, opened
-from hsap.train.planning import PlanExchange, PlannedSteps
-from hsap.train.pool import PlanPool
-from tests.train.test_planning import NUM_RANKS, setup, step
+from hsap.planning import pool as pool_module
+from hsap.planning.compiling import PlanningSetup, Shape, opened
+from hsap.planning.exchange import PlanExchange
+from hsap.planning.pool import PlanPool
+from hsap.planning.steps import PlannedSteps
+from tests.planning.test_planning import NUM_RANKS, setup, step
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [Shape((9, 4, n), (2, 1)) for n in range(1, 7)]
 STRANGE = (
-    "import os, time; from hsap.train.compiling import PlanningSetup; real = PlanningSetup.plan; "
+    "import os, time; from hsap.planning.compiling import PlanningSetup; real = PlanningSetup.plan; "
     "acts = {(1,): lambda: 1 // 0, (2,): lambda: time.sleep(600), (3,): lambda: os._exit(7), "
     "(4,): lambda: os.kill(os.getpid(), 9)}; "
     "PlanningSetup.plan = lambda self, batch: (acts.get(batch.lengths, int)(), real(self, batch))[1]; "
@@ -174,7 +175,7 @@ def test_an_exchange_that_is_closed_waits_for_no_worker(strange) -> None:
 
 RANK = """
 import os, sys, time
-from tests.train import test_pool as t
+from tests.planning import test_pool as t
 t.pool_module._PROGRAM = t.pool_module._PROGRAM.replace("serve(int", t.STRANGE + "serve(int")
 pool = t.PlanPool(t.setup(), 2)
 t.opened(pool.submit(t.SHAPES[0]).result(), 0)
@@ -212,6 +213,6 @@ def test_signals_for_the_whole_job_leave_workers_to_their_rank() -> None:
 
 
 def test_workers_load_no_torch() -> None:
-    code = "import sys, hsap.train.worker; print([m for m in ('torch', 'deepspeed', 'hydra') if m in sys.modules])"
+    code = "import sys, hsap.planning.worker; print([m for m in ('torch', 'deepspeed', 'hydra') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

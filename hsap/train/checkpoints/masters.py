@@ -1,4 +1,4 @@
-"""Sharding: where a rank's float32 weights and Adam's moments lie under each of DeepSpeed's optimizers.
+"""Masters: where a rank's float32 weights and Adam's moments lie under each of DeepSpeed's optimizers.
 
 All of them keep a flat or whole float32 master, which is the key of its state in torch's AdamW; what differs is which
 pieces of which parameters a master holds, and how the model's weights are made from it.

@@ -14,8 +14,9 @@ import torch.distributed as dist
 import hsap
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
-from hsap.train.compiling import PlanningSetup, Shape
-from hsap.train.planning import PlanExchange, PlannedSteps, planning_turns
+from hsap.planning.compiling import PlanningSetup, Shape
+from hsap.planning.exchange import PlanExchange, planning_turns
+from hsap.planning.steps import PlannedSteps
 
 NUM_RANKS = 3
 
