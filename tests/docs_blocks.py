@@ -101,7 +101,7 @@ def training_arguments(block: Block) -> list[tuple[int | None, list[str]]]:
     """Give (processes that a launcher starts, arguments) of every train.py of a block."""
     found = []
     for words in commands(block.text):
-        at = next(i for i, word in enumerate(words) if word.endswith(("train.py", "local.sh", "sbatch", "hostfile.sh")))
+        at = max(i for i, word in enumerate(words) if word.endswith(("train.py", "local.sh", "sbatch", "hostfile.sh")))
         count = re.search(r"--nproc-per-node[= ](\d+)|RANKS=(\d+)", " ".join(words[:at]))
         arguments = [word for word in words[at + 1 :] if word != "HOSTFILE"]
         found.append((int(count[1] or count[2]) if count else None, arguments))
