@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test test-gpu exhaustive check format golden parity docs clean
+.PHONY: help train test test-gpu exhaustive check types coverage format golden parity docs clean
 .PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
 
 help:  ## Show the targets.
@@ -34,10 +34,20 @@ test-gpu: $(READY)  ## Everything that needs a CUDA device, on one GPU and, wher
 exhaustive: $(READY)  ## Every combination of planner, mask, heads and topology, which `test` meets in pairs: an hour.
 	$(RUN) -m pytest -m exhaustive -n 2
 
-check: $(READY)  ## Style, and most of the tests that need no torch: for every edit.
+check: $(READY)  ## Style, types, and most of the tests that need no torch: for every edit.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(RUN) -m pytest -m "not slow" tests/ir tests/compiler tests/planners tests/verify tests/test_cli.py tests/test_imports.py -n 2
+
+types: $(READY)  ## Types alone, by mypy, whose settings are in pyproject.toml.
+	$(BIN)/mypy
+
+coverage: $(READY)  ## The tests of `test`, and the lines of hsap/ that they run, by file; 90 % at the least.
+	$(BIN)/coverage erase
+	$(RUN) -m coverage run -m pytest -m "not exhaustive" -n 2 --dist loadscope
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --fail-under=90
 
 format: $(READY)  ## Bring the code to the project's style.
 	$(BIN)/ruff check --fix .
@@ -86,4 +96,4 @@ bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over
 	$(RUN) -m tests.bench.gpu $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
-	rm -rf outputs multirun site .pytest_cache .ruff_cache .hypothesis
+	rm -rf outputs multirun site .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage*

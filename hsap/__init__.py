@@ -7,6 +7,7 @@ first used.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from hsap.api import compile, simulate
 from hsap.ir.heads import HeadShape
@@ -51,7 +52,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'hsap' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)

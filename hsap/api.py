@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hsap import clusters
 from hsap.ir.check import Refused, instance
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hsap.sim import Timeline
 
 
-def compile(problem: Problem, planner: str = "sap", **options) -> Plan:
+def compile(problem: Problem, planner: str = "sap", **options: Any) -> Plan:
     """Compile a packed batch into the streams of every rank.
 
     planner: a name of `hsap.planners.PLANNERS`, or auto; options are its own and enter the plan's hash. Deterministic.
@@ -58,15 +58,16 @@ def _choose(problem: Problem, candidates: str | None = None) -> Plan:
 
     best: Plan | None = None
     choice: dict[str, float | str] = {}
+    least = float("inf")
     for name in planners.candidates(candidates):
         try:
             plan = compile(problem, name)
         except Refused as error:  # too many tokens, too small an arena, a mask or topology that it doesn't do
             choice[name] = str(error)
             continue
-        choice[name] = simulate(plan).predicted_s
-        if best is None or choice[name] < choice[best.planner]:
-            best = plan
+        choice[name] = seconds = simulate(plan).predicted_s
+        if best is None or seconds < least:
+            best, least = plan, seconds
     if best is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in choice.items())
         raise Refused(

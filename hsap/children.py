@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 def ended_on_sigterm() -> Iterator[None]:
     """Turn SIGTERM into an exception, so that what was begun is ended. For the main thread."""
 
-    def leave(*_):
+    def leave(*_: object) -> None:
         sys.exit(128 + signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, leave)

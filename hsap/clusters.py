@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 from hsap.ir.check import Refused, one_line, shown, whole
 from hsap.ir.cluster import Cluster
@@ -66,7 +67,7 @@ def from_mapping(values: object, where: str, name: str | None = None) -> Cluster
     if isinstance(called, str) and not (called.isprintable() and len(called) <= 64):
         raise Refused(f"{where}: name is {shown(called)}; give a word or two, which are printed")
     # null means what leaving out means, so that an override can take a field back.
-    given = {key: _read_number(key, value) for key, value in values.items() if value is not None}
+    given: dict[str, Any] = {key: _read_number(key, value) for key, value in values.items() if value is not None}
     try:
         return Cluster(**({"name": name} if name else {}) | given)
     except Refused as error:
@@ -113,7 +114,7 @@ def load_yaml(path: Path, where: str) -> object:
     return values
 
 
-def _named_twice(node) -> list[str]:
+def _named_twice(node: Any) -> list[str]:
     """Keys that a mapping has more than once, of which YAML's reader would keep the last."""
     keys = [key.value for key, _ in node.value] if node is not None and node.id == "mapping" else []
     return sorted({str(key) for key in keys if keys.count(key) > 1})
@@ -144,4 +145,4 @@ def _spelled(value: object) -> str:
 
 
 # The public spelling of `read`, bound here: a value of ir knows no files, nor who reads them.
-Cluster.preset = staticmethod(read)
+Cluster.preset = read

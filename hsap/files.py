@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 _CHUNK = 1 << 22
 
@@ -19,7 +20,7 @@ class Written:
     sha256: str
 
 
-def write(path: Path, chunks: Iterable) -> Written:
+def write(path: Path, chunks: Iterable[Any]) -> Written:
     """Write bytes, or contiguous arrays' bytes, one chunk after the other; OSError, which names the file."""
     try:
         with open(path, "wb") as file:
@@ -50,7 +51,7 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def measure(chunks: Iterable) -> Written:
+def measure(chunks: Iterable[Any]) -> Written:
     """Say what `write` would give, without a file."""
     digest, size = hashlib.sha256(), 0
     for chunk in chunks:
@@ -70,7 +71,7 @@ def short(digest: str) -> str:
     return f"sha256 {digest[:12]}"
 
 
-def _each(chunks, file):
+def _each(chunks: Iterable[Any], file: IO[bytes]) -> Iterator[Any]:
     for chunk in chunks:
         file.write(chunk)
         yield chunk

@@ -10,13 +10,16 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-Check = Callable[[object], bool]
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Check = Callable[[Any], bool]
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
-def rule(allowed: str, check: Check, optional: bool = False, default: object = MISSING):
+def rule(allowed: str, check: Check, optional: bool = False, default: object = MISSING) -> Any:
     """Describe a field: `check` accepts its value, `allowed` tells the user what is accepted; optional adds null."""
     if optional:
         allowed = f"{allowed}, or null"
@@ -24,7 +27,7 @@ def rule(allowed: str, check: Check, optional: bool = False, default: object = M
     return field(default=default, metadata=metadata)
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number and no truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -36,17 +39,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def integer(least: int, **more):
+def integer(least: int, **more: Any) -> Any:
     """Describe a whole number."""
     return rule(f"a whole number of at least {least}", lambda v: is_integer(v) and v >= least, **more)
 
 
-def number(allowed: str, check: Check, **more):
+def number(allowed: str, check: Check, **more: Any) -> Any:
     """Describe a number that `check` accepts."""
     return rule(allowed, lambda v: is_number(v) and check(v), **more)
 
 
-def choice(*names: object, **more):
+def choice(*names: object, **more: Any) -> Any:
     """Describe one of several values."""
     # `type` too, because True == 1: zero_stage=true is a mistake, not stage 1.
     return rule(
@@ -54,17 +57,17 @@ def choice(*names: object, **more):
     )
 
 
-def text(allowed: str, **more):
+def text(allowed: str, **more: Any) -> Any:
     """Describe a word or words."""
     return rule(allowed, lambda v: isinstance(v, str) and bool(v.strip()), **more)
 
 
-def flag(**more):
+def flag(**more: Any) -> Any:
     """Describe a truth value."""
     return rule("true or false", lambda v: isinstance(v, bool), **more)
 
 
-def check(config: object, prefix: str) -> None:
+def check(config: DataclassInstance, prefix: str) -> None:
     """Refuse, by ValueError, a value that its field doesn't allow. prefix: of the keys, as in `model.`."""
     for described in fields(config):
         _check(described, prefix, getattr(config, described.name))
@@ -96,14 +99,14 @@ def unknown(prefix: str, key: str, known: set[str]) -> ValueError:
     return ValueError(f"{prefix}{key}: no such key; known ones are {', '.join(sorted(known))}.{hint}")
 
 
-def _check(described: Field, prefix: str, value: object) -> None:
+def _check(described: Field[Any], prefix: str, value: object) -> None:
     if not described.metadata["check"](value):
         # YAML takes 1e-5 for a word.
         hint = " In YAML write 1.0e-5, not 1e-5." if isinstance(value, str) and "float" in described.type else ""
         raise ValueError(f"{prefix}{described.name}={value}: expected {described.metadata['allowed']}.{hint}")
 
 
-def _converted(described: Field, value: Any) -> Any:
+def _converted(described: Field[Any], value: Any) -> Any:
     """Whole numbers are welcome where a float is meant (lr=1), and YAML knows no tuples."""
     if described.type.startswith("float") and value is not None:
         return float(value)

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numba
 from numba.core import event
@@ -28,7 +29,9 @@ _CAN_LEAVE_UNCOUNTED = hasattr(CPUTargetOptions, "_nrt")
 """The option is numba's own affair, and may be gone in another version."""
 
 
-def loop(function: Callable | None = None, /, *, allocates: bool = True, **options) -> Callable:
+def loop(
+    function: Callable[..., Any] | None = None, /, *, allocates: bool = True, **options: Any
+) -> Callable[..., Any]:
     """Decorate a hot loop of a room of the package: compiled at its first call, once for each state of the sources.
 
     allocates: False promises that it makes no arrays, so that those it is given needn't be counted as used, which takes
@@ -53,7 +56,7 @@ def loop(function: Callable | None = None, /, *, allocates: bool = True, **optio
             numba.config.CACHE_DIR = before
 
 
-def inner(function: Callable | None = None, /, **options) -> Callable:
+def inner(function: Callable[..., Any] | None = None, /, **options: Any) -> Callable[..., Any]:
     """Decorate what only other loops call: without an entry from Python it compiles in two thirds of the time.
 
     options: of `loop`.
@@ -61,7 +64,7 @@ def inner(function: Callable | None = None, /, **options) -> Callable:
     return loop(function, no_cpython_wrapper=True, **options)
 
 
-def _room(function: Callable) -> Path:
+def _room(function: Callable[..., Any]) -> Path:
     """Folder of the package in which a function is, however deep."""
     file = Path(function.__code__.co_filename).resolve()
     if _PACKAGE not in file.parents[1:]:
@@ -106,13 +109,13 @@ def _roots(room: Path) -> Iterator[Path]:
         yield Path(AppDirs("hsap", appauthor=False).user_cache_dir)
 
 
-class _Notice(event.Listener):
+class _Notice(event.Listener):  # type: ignore[misc]  # numba has no types
     """Says at a terminal what takes so long, when a process compiles its first loop: once for each new place."""
 
     def __init__(self) -> None:
         self.due = True
 
-    def on_start(self, event) -> None:
+    def on_start(self, event: Any) -> None:
         function = event.data["dispatcher"].py_func
         if not self.due or _PACKAGE not in Path(function.__code__.co_filename).resolve().parents:
             return
@@ -127,7 +130,7 @@ class _Notice(event.Listener):
             again = "once" if place else "in every process, as no cache folder can be written to (see NUMBA_CACHE_DIR)"
             print(f"hsap: compiling loops, {again}; takes up to a minute", file=sys.stderr, flush=True)
 
-    def on_end(self, event) -> None:
+    def on_end(self, event: Any) -> None:
         """Nothing to say."""
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 METRICS = "metrics.jsonl"
 
 
-def read_steps(path: Path) -> Iterator[dict]:
+def read_steps(path: Path) -> Iterator[dict[str, Any]]:
     """Walk the steps of a file, none where there is none; lines that are no objects, as of a crash, are left out."""
     if not path.is_file():
         return

@@ -33,7 +33,8 @@ def write_tensors(
     One at a time, so that memory holds no second copy of them. With `content`, tensors give shapes and dtypes only
     (they may be on the meta device), and it gives each by its name when its turn comes.
     """
-    header, offset = {"__metadata__": dict(metadata)} if metadata else {}, 0
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
@@ -52,4 +53,4 @@ def _parts(tensors: Mapping[str, Tensor], content: Callable[[str], Tensor] | Non
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,9 @@ def _moved(what: str, rows: int, heads: HeadShape) -> float:
     return rows * {"copy": 2 * part, "exchange": 3 * part}.get(what, part + 2 * acc)
 
 
-def _fit_attention(samples: Sequence[list[Kernel]], heads: HeadShape, cluster: Cluster):
+def _fit_attention(
+    samples: Sequence[list[Kernel]], heads: HeadShape, cluster: Cluster
+) -> tuple[float, Cluster, list[Residual]]:
     """Fit both directions at once: (mean squared relative error, cluster, residuals).
 
     Coefficients: a kernel, a piece forward, a piece backward, a byte merged, a byte of gradients, an operation forward,
@@ -172,7 +175,8 @@ def fit_links(network: Network, num_ranks: int, ranks_per_node: int, base: Clust
     first = next(iter(links))
     message = float(np.mean([_slope(link.launches) for link in links.values()]))
     cluster = replace(base, message_overhead_s=message, comm_cores=links[first].message_cores)
-    found, residuals = {}, []
+    found: dict[str, tuple[float, float, float]] = {}
+    residuals: list[Any] = []
     for kind, link in links.items():
         found[kind], more = _fit_link(link, kind, cluster)
         residuals = more + residuals

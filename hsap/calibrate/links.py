@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import resource
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,8 @@ def _times(num_bytes: int) -> int:
 
 
 def _between(links: _Links, pair: tuple[int, int], turns: int) -> Link:
-    hops, exchanges = [], []
+    hops: list[tuple[int, float]] = []
+    exchanges: list[tuple[int, float]] = []
     for num_bytes in MESSAGES:
         for found, how in ((hops, links.hop), (exchanges, links.exchange)):
             found.append((num_bytes, min(how(pair, num_bytes, _times(num_bytes)) for _ in range(turns))))
@@ -84,7 +86,7 @@ class _Links:
     def _messages(self, num_bytes: int, peers: list[int]) -> list[tuple[int, torch.Tensor]]:
         return [(peer, torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)) for peer in peers]
 
-    def _go(self, sends: list, receives: list) -> None:
+    def _go(self, sends: list[Any], receives: list[Any]) -> None:
         # Every round is number 0: two ranks' messages match in order, whatever they have done with others before.
         self.transport.launch(0, sends, receives)
         self.transport.wait(0)

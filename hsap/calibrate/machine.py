@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -110,7 +111,7 @@ def _backend(device: str) -> str:
 
 
 def _fitted(
-    by_rank: list[dict], ranks_per_node: int, base: Cluster, device: str, heads: HeadShape, turns: int
+    by_rank: list[dict[str, Any]], ranks_per_node: int, base: Cluster, device: str, heads: HeadShape, turns: int
 ) -> Calibration:
     """Make a cluster of what all ranks measured, as JSON values. base: what is known beforehand."""
     found, num_ranks = together([Readings.from_json(own) for own in by_rank]), len(by_rank)

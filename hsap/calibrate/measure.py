@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def shapes() -> Iterator[tuple[str, list[tuple[int, ...]]]]:
         yield "ragged", [(start, end, start, end, -FAR, 0) for start, end in itertools.pairwise(ends)]
 
 
-def measure(rank: int, device: str, heads: HeadShape, turns: int, ranks_per_node: int) -> dict:
+def measure(rank: int, device: str, heads: HeadShape, turns: int, ranks_per_node: int) -> dict[str, Any]:
     """Measure everything on one rank of several, all at the same time; `Readings` as JSON values."""
     own = (_matmul(device, heads, turns), _kernels(device, heads, turns), _memory(device, heads, turns))
     network = measure_links(rank, device, turns, ranks_per_node) if dist.get_world_size() > 1 else None

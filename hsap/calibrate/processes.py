@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,12 +80,12 @@ class Launched:
 
 def run_ranks(
     num_ranks: int,
-    function: Callable,
-    *args,
+    function: Callable[..., Any],
+    *args: Any,
     inside: Sequence[Inside] | None = None,
     timeout_s: float = 3600.0,
     backend: str = "gloo",
-) -> list:
+) -> list[Any]:
     """Call `function(rank, *args)` on every rank of a fresh world; the JSON values that it returns, by rank.
 
     inside: a place for each rank; None: all on this machine's loopback. RuntimeError: a rank failed, with what it said;
@@ -110,7 +111,14 @@ def run_ranks(
 
 
 def _rank(
-    rank: int, num_ranks: int, parent: int, folder: str, inside: Sequence[Inside] | None, backend: str, function, args
+    rank: int,
+    num_ranks: int,
+    parent: int,
+    folder: str,
+    inside: Sequence[Inside] | None,
+    backend: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     end_with(parent)
     torch.set_num_threads(1)
@@ -140,7 +148,7 @@ def enter(namespace: str) -> None:
             raise OSError(number, f"can't enter {namespace}: {os.strerror(number)}")
 
 
-def told_to_first(value: object, what: str) -> list | None:
+def told_to_first(value: object, what: str) -> list[Any] | None:
     """Collect a JSON value from every rank: by rank on rank 0, None on the others. what: a name, used once."""
     store, rank = job_store(), dist.get_rank()
     store.set(f"{what}/{rank}", json.dumps(value))

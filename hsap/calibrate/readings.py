@@ -68,11 +68,11 @@ class Readings:
     memory: tuple[Memory, ...]
     network: Network | None = None
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict) -> Readings:
+    def from_json(cls, data: dict[str, Any]) -> Readings:
         """Read what `to_json` gave."""
         network = data["network"]
         if network is not None:
@@ -83,7 +83,7 @@ class Readings:
         return cls(data["flops_per_s"], kernels, memory, network)
 
 
-def _of(kind: type, data: dict) -> Any:
+def _of(kind: type, data: dict[str, Any]) -> Any:
     """Build from JSON values, whose lists were tuples."""
     return kind(**{name: _tuples(value) for name, value in data.items()})
 
@@ -103,7 +103,7 @@ def together(by_rank: Sequence[Readings]) -> Readings:
         for name in ("kernels", "memory")
     )
     flops_per_s = float(np.mean([own.flops_per_s for own in by_rank]))
-    network = None if first.network is None else _network([own.network for own in by_rank])
+    network = None if first.network is None else _network([own.network for own in by_rank if own.network is not None])
     return Readings(flops_per_s, kernels, memory, network)
 
 

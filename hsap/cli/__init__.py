@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from hsap.cli import bench, data, estimate, export, plan, planners, prepare, simulate, tune, verify, view
 from hsap.cli.exit import BAD_INPUT, INTERRUPTED, NOT_OK
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Says in one paragraph what is wrong, without the usage before it, and names the help of the command meant."""
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse here what no flag takes: argparse would hand it to the outermost parser, which has another help."""
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -61,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(rest)}{''.join(told)}")
         return namespace, rest
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
 
 

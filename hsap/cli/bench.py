@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hsap.cli import datasets
 from hsap.cli.exit import OK
@@ -24,7 +24,7 @@ PAPER_TABLES = ("2", "3", "4", "5", "dcp13", "dcp14")
 MAX_SEEDS = 1000
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     bench = commands.add_parser("bench", help="measure this machine or cluster, or simulate what papers measured")
     what = bench.add_subparsers(dest="what", required=True, metavar="WHAT")
@@ -32,7 +32,7 @@ def add_to(commands) -> None:
     _add_paper(what)
 
 
-def _add_calibrate(what) -> None:
+def _add_calibrate(what: Any) -> None:
     command = what.add_parser(
         "calibrate",
         help="time kernels, memory and messages, and write the cluster that `--cluster FILE.yaml` reads",
@@ -52,7 +52,7 @@ def _add_calibrate(what) -> None:
     command.set_defaults(run=_calibrate)
 
 
-def _add_paper(what) -> None:
+def _add_paper(what: Any) -> None:
     command = what.add_parser(
         "paper", help="simulate what the HSAP and DCP papers measured, and print ratios beside theirs"
     )

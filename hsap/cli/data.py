@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from hsap.cli import settings
 from hsap.cli.exit import OK
@@ -12,7 +14,7 @@ from hsap.files import sha256, short
 from hsap.ir.check import printable, whole
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser(
         "data",
@@ -60,7 +62,7 @@ def _data(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _lines(arguments: argparse.Namespace, path: object):
+def _lines(arguments: argparse.Namespace, path: Any) -> Iterator[str]:
     from hsap.cli.packs import CLOSE, LEGEND, OPEN, step_lines
     from hsap.data import prepared
     from hsap.data.opening import marker_notice, open_tokenizer
@@ -102,7 +104,7 @@ def _lines(arguments: argparse.Namespace, path: object):
         packs -= len(step.packs)
 
 
-def _tokenizer_of(folder: object, index, given: str | None) -> str:
+def _tokenizer_of(folder: Any, index: Any, given: str | None) -> str:
     """Say which tokenizer prepared data are shown with: theirs, which is where it was, or which somebody names."""
     from hsap.data.tokenizer import tokenizer_file
 

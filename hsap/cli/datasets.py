@@ -9,6 +9,7 @@ import csv
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def _of_bins(bins: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 @functools.cache
 def _bins() -> dict[str, np.ndarray]:
     """Length bins of each fitted dataset: float64 [n, 4] of low, high [tokens], share, alpha."""
-    tables: dict[str, list] = {}
+    tables: dict[str, list[Any]] = {}
     for row in csv.DictReader(_read("bins.csv").splitlines()):
         tables.setdefault(row["dataset"], []).append([float(row[key]) for key in ("lo", "hi", "share", "alpha")])
     return {name: np.array(rows) for name, rows in tables.items()}

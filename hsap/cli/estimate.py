@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from hsap.cli import datasets, settings
 from hsap.cli.exit import OK
@@ -13,7 +14,7 @@ from hsap.ir.check import MAX_TOKENS, whole
 from hsap.ir.problem import Topology
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("estimate", help="the longest pack that fits a cluster's memory, per topology")
     command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
@@ -48,11 +49,12 @@ def _estimate(arguments: argparse.Namespace) -> int:
     topology = None if arguments.topology is None else named("--topology", Topology.parse, arguments.topology)
     dtype = arguments.dtype or ("fp32" if cluster.is_host else "bf16")
     seed = whole("--seed", arguments.seed, 0, datasets.MAX_SEED)
-    lengths, planner = (MAX_TOKENS,), None
+    lengths: tuple[int, ...] = (MAX_TOKENS,)
+    planner = None
     if arguments.data is not None:
         lengths = read_lengths(arguments.data, MAX_TOKENS, seed)
         (planner,) = named("--planner", usual, [arguments.planner])
-    world = cluster.num_nodes * cluster.ranks_per_node
+    world = (cluster.num_nodes or 1) * cluster.ranks_per_node
     job = named("--nodes, --ranks-per-node", Job, arguments.model, model, cluster, lengths, fixed or MAX_TOKENS, world,
                 dtype, seed)  # fmt: skip
     asked = Asked(topology, arguments.zero, arguments.checkpointing, fixed)
@@ -61,7 +63,7 @@ def _estimate(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _figures(job, found) -> dict:
+def _figures(job: Any, found: Any) -> dict[str, Any]:
     from hsap.tune.table import job_figures
 
     return job_figures(job) | {
@@ -74,7 +76,7 @@ def _figures(job, found) -> dict:
     }  # fmt: skip
 
 
-def _table(job, found, fixed: int | None, data: str | None) -> str:
+def _table(job: Any, found: Any, fixed: int | None, data: str | None) -> str:
     from hsap.tune.setting import GIB
     from hsap.tune.table import SHORT, aligned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 from hsap.cli.exit import OK
 from hsap.ir.check import whole
@@ -17,7 +18,7 @@ BESIDE = (
 """What belongs to a model and changes by no training."""
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("export", help="make a Hugging Face folder from a checkpoint of a run")
     command.add_argument("checkpoint", metavar="RUN|CHECKPOINT", help="a run's folder, or one checkpoint's")

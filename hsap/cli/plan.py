@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hsap.api import compile, simulate
 from hsap.cli import problem as problem_flags
@@ -23,7 +24,7 @@ from hsap.ir.summary import summary
 from hsap.verify import verify
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("plan", help="compile a packed batch and show its plan")
     problem_flags.add_flags(command)
@@ -72,7 +73,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _figures(plan: Plan, verified: bool) -> dict:
+def _figures(plan: Plan, verified: bool) -> dict[str, Any]:
     """Give a plan's figures with its predicted times, None where it isn't sound: its streams may never end."""
     if verified:
         return summary(plan, simulate(plan).makespans_s)
@@ -82,7 +83,7 @@ def _figures(plan: Plan, verified: bool) -> dict:
     return figures
 
 
-def _warm_up(problem: Problem, planner: str, options: dict) -> None:
+def _warm_up(problem: Problem, planner: str, options: dict[str, Any]) -> None:
     """Plan a small batch, so that loading compiled loops counts as the process's start and not as planning.
 
     What is refused is refused again for the real batch, with words that fit it.
@@ -99,7 +100,7 @@ def _warm_up(problem: Problem, planner: str, options: dict) -> None:
         return
 
 
-def read_planner(text: str) -> tuple[str, dict]:
+def read_planner(text: str) -> tuple[str, dict[str, Any]]:
     """Read `NAME` or `NAME:k=v,…`; values are integers, floats, true, false, none or words."""
     name, _, rest = text.partition(":")
     options = {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from hsap.cli.exit import OK
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("planners", help="list the planners, their papers and options")
     command.add_argument("--json", action="store_true", help="print a list of objects and nothing else")

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hsap.children import ended_on_sigterm
 from hsap.cli import settings
@@ -19,7 +20,7 @@ from hsap.ir.check import Refused, printable
 _WIDTH = 80
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser(
         "prepare",
@@ -63,7 +64,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _figures(index, lengths) -> dict:
+def _figures(index: Any, lengths: Any) -> dict[str, Any]:
     return {
         "documents": index.documents,
         "tokens": index.tokens,
@@ -79,14 +80,14 @@ def _figures(index, lengths) -> dict:
     }
 
 
-def _reasons(counts: Mapping[str, int], examples: Sequence) -> list[dict]:
+def _reasons(counts: Mapping[str, int], examples: Sequence[Any]) -> list[dict[str, Any]]:
     return [
         {"reason": name, "documents": count, "examples": [one.where for one in examples if one.reason == name]}
         for name, count in counts.items()
     ]
 
 
-def _report(arguments: argparse.Namespace, index, figures: dict, chart: list[str]) -> str:
+def _report(arguments: argparse.Namespace, index: Any, figures: dict[str, Any], chart: list[str]) -> str:
     f = figures
     share, mean = f["trained_tokens"] / max(f["tokens"], 1), f["tokens"] / max(f["documents"], 1)
     trained = "" if f["trained_tokens"] == f["tokens"] else f" ({share:.1%} trained)"
@@ -110,7 +111,7 @@ def _report(arguments: argparse.Namespace, index, figures: dict, chart: list[str
     return "\n".join([*lines, "", f"train.py {' '.join(_settings(arguments, index))}"])
 
 
-def _settings(arguments: argparse.Namespace, index) -> list[str]:
+def _settings(arguments: argparse.Namespace, index: Any) -> list[str]:
     """Give what training has to be told: a run that reads these data otherwise is refused."""
     names = ["add_bos", "add_eos", "bos", "eos"] + (["chat_template", "loss"] if index.recipe["chat_template"] else [])
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hsap import clusters
 from hsap.cli import datasets
@@ -118,7 +119,7 @@ def _layout(batch: object, where: str) -> Layout:
     return named(where, Layout.from_lengths, lengths, sequences)
 
 
-def named(flag: str, read: Callable, *values):
+def named(flag: str, read: Callable[..., Any], *values: Any) -> Any:
     """Read values; a complaint about them begins with the flag."""
     try:
         return read(*values)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from hsap.data.config import DataConfig
 
 READING = {
     "format": ("NAME", "json, parquet, arrow, mds, megatron, bin, npy, datatrove, text, source_tree, source_trees"),
@@ -65,7 +69,7 @@ def add_source(command: argparse.ArgumentParser) -> None:
     )
 
 
-def path_of(given: list[str]) -> object:
+def path_of(given: list[str]) -> Any:
     """Give what data.path would be: one path, several, or a mapping with weights; ValueError for what isn't YAML."""
     if len(given) > 1:
         return given
@@ -76,14 +80,14 @@ def path_of(given: list[str]) -> object:
     )
 
 
-def read(arguments: argparse.Namespace, path: object, tokenizer: str):
+def read(arguments: argparse.Namespace, path: Any, tokenizer: str) -> DataConfig:
     """Make a `DataConfig` of the flags that were given; ValueError names the setting."""
     from dataclasses import fields
 
     from hsap.data.config import DataConfig, data_config
 
     types = {field.name: field.type for field in fields(DataConfig)}
-    given = {"path": path, "tokenizer": tokenizer}
+    given: dict[str, Any] = {"path": path, "tokenizer": tokenizer}
     for name in (*READING, *PACKING):
         value = getattr(arguments, name, None)
         if value is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from hsap.ir.grid import chart_grids, pattern_grid, tinted
 from hsap.ir.plan import Plan
@@ -11,7 +12,7 @@ from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.text import stream_lines
 
 
-def show(plan: Plan, figures: dict, rank: int | None, colour: bool = False) -> None:
+def show(plan: Plan, figures: dict[str, Any], rank: int | None, colour: bool = False) -> None:
     """Print the summary, the block grids, and the streams of one rank or all, mask by mask.
 
     colour: colour the grids even where stdout is no terminal or NO_COLOR is set.
@@ -45,7 +46,7 @@ def _grids(plan: Plan, mask: int, colour: bool) -> None:
         print(f"\ncompute rank, {name}\n{ranks.draw(colour)}\n\nstage, {name}\n{stages.draw(colour)}")
 
 
-def _summary(figures: dict) -> str:
+def _summary(figures: dict[str, Any]) -> str:
     f = figures
     lines = [
         f"planner {f['planner']}, topology {f['topology']}: {f['ranks']} ranks, {f['tokens']} tokens, stages: "
@@ -69,7 +70,7 @@ def _summary(figures: dict) -> str:
     return "\n".join(lines)
 
 
-def _row(values: list) -> str:
+def _row(values: list[Any]) -> str:
     return " ".join(f"{value:.10g}" for value in values)
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+from typing import Any
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
@@ -16,7 +17,7 @@ from hsap.ir.schedule import DIRECTIONS
 from hsap.verify import verify
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("simulate", help="say how long a stored plan takes, and draw what ranks wait for")
     command.add_argument("file", metavar="FILE", help="a plan, in stored form or as text")

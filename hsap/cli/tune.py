@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hsap import clusters
 from hsap.cli import datasets, settings
@@ -13,6 +14,10 @@ from hsap.cli.exit import OK
 from hsap.cli.problem import CLUSTERS, named, read_batches
 from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole
 from hsap.ir.cluster import BOUNDLESS, Cluster
+
+if TYPE_CHECKING:
+    from hsap.models.config import ModelConfig
+    from hsap.tune.job import Job
 
 PROJECT = Path(__file__).resolve().parents[2]
 """The checkout, with train.py and configs; of an installed package, where neither is."""
@@ -23,7 +28,7 @@ GLOBAL_TOKENS = 1 << 22
 MEASURED = 3
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("tune", help="rank the ways of running a model on a cluster, and write the best down")
     command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
@@ -75,7 +80,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     if arguments.planners is not None:
         planners = named("--planners", usual, [name.strip() for name in arguments.planners.split(",")])
     found = named("--model, --cluster, --nodes, --seq-len", search.tune, job, planners, top)
-    measured = None
+    measured: dict[int, trials.Measured] | None = None
     if arguments.measure:
         measured = {}
         for i, row in enumerate(found.rows[:MEASURED]):
@@ -110,7 +115,7 @@ def read_cluster(arguments: argparse.Namespace) -> Cluster:
     return cluster.starting_at(0, None if per_node is None else whole("--ranks-per-node", per_node))
 
 
-def _job(arguments: argparse.Namespace):
+def _job(arguments: argparse.Namespace) -> Job:
     from hsap.tune import trials
     from hsap.tune.job import Job, packs_per_step
 
@@ -129,7 +134,7 @@ def _job(arguments: argparse.Namespace):
     )
 
 
-def read_model(name: str):
+def read_model(name: str) -> ModelConfig:
     """Read a model's shape from configs/model; a vocabulary left open is the demo tokenizer's."""
     from hsap.models.config import ModelConfig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from hsap.cli.exit import NOT_OK, OK
 from hsap.cli.files import read_plan
@@ -11,7 +12,7 @@ from hsap.ir.plan import Plan
 from hsap.verify import verify
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("verify", help="check a stored plan, its text, or a listing in the paper's spelling")
     command.add_argument("file", metavar="FILE")

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from hsap.api import simulate
 from hsap.cli.exit import NOT_OK, OK
@@ -15,7 +16,7 @@ from hsap.ir.plan import Plan
 from hsap.verify import verify
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("view", help="draw plans, or a run beside its plan, as one page for the browser")
     command.add_argument("plan", metavar="PLAN|RUN", help="a plan, in stored form or as text, or the folder of a run")

@@ -32,7 +32,7 @@ def place_buffers(programs: Programs) -> Programs:
 
 
 @loop
-def _last_uses(num_operands, buf, until, last):
+def _last_uses(num_operands: np.ndarray, buf: np.ndarray, until: np.ndarray, last: np.ndarray) -> None:
     """Raise `last`, from -1, to the last instruction during which each buffer must be left alone.
 
     num_operands: of each instruction. until: what `wait_of` gives: transfers hold their buffer until their wait.
@@ -43,7 +43,15 @@ def _last_uses(num_operands, buf, until, last):
 
 
 @loop
-def _first_fit(num_operands, buf, last, sizes, placed, room, offset):
+def _first_fit(
+    num_operands: np.ndarray,
+    buf: np.ndarray,
+    last: np.ndarray,
+    sizes: np.ndarray,
+    placed: np.ndarray,
+    room: np.ndarray,
+    offset: np.ndarray,
+) -> None:
     """Set the offsets of buffers in the arena so that those alive together don't overlap.
 
     sizes: aligned bytes. placed: True for buffers outside the arena. room: int64 [3, num_buffers]. What is alive is

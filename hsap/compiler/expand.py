@@ -45,7 +45,7 @@ def place_rows(problem: Problem, shards: Shards) -> tuple[np.ndarray, np.ndarray
 
 
 @loop
-def _deal_rows(spans, column_rows, intra):
+def _deal_rows(spans: np.ndarray, column_rows: np.ndarray, intra: int) -> tuple[np.ndarray, np.ndarray]:
     """Split the rows of each column evenly: (spans of all ranks [n, 2], the range of each rank's [num_ranks, 2]).
 
     Ranges count from the beginning of the span table, where the shards' spans are.
@@ -73,22 +73,23 @@ def _deal_rows(spans, column_rows, intra):
     return parts[:count], rank_rows
 
 
-def expand(problem: Problem, draft: Draft, column_rows, rank_rows, direction: str) -> Programs:
+def expand(problem: Problem, draft: Draft, column_rows: np.ndarray, rank_rows: np.ndarray, direction: str) -> Programs:
     """Give every rank its instructions and (unplaced) buffers. column_rows, rank_rows: as `place_rows` gave them."""
     intra, num_columns = problem.topology.intra_sp, problem.topology.inter_sp
     by_rank = order_of(draft.buffers[_HELD_RANK])
     held = draft.buffers.take(by_rank, axis=1)
     new_index = np.empty_like(by_rank)
     new_index[by_rank] = np.arange(len(by_rank))
-    columns = np.arange(num_columns + 1)
-    of_column = (np.searchsorted(held[_HELD_RANK], columns), np.searchsorted(draft.code[_RANK], columns))
+    numbers = np.arange(num_columns + 1)
+    of_column = (np.searchsorted(held[_HELD_RANK], numbers), np.searchsorted(draft.code[_RANK], numbers))
     offsets, code_offsets = (_repeat(borders, intra) for borders in of_column)
     heads = _head_table(problem.heads, intra, draft.runs)
     starts = row_starts(draft.table.spans)
     buffers = _buffers(problem, held, of_column[0], offsets, (starts, column_rows, rank_rows), heads, direction)
     columns = _instructions(draft.code, of_column[1], int(code_offsets[-1]), new_index, of_column[0], offsets,
                             column_rows, heads)  # fmt: skip
-    programs = Programs(code_offsets, *columns, draft.index, buffers)
+    op, role, peer, round_, buf, rows, slices, of_heads, stage = columns
+    programs = Programs(code_offsets, op, role, peer, round_, buf, rows, slices, of_heads, stage, draft.index, buffers)
     if intra > 1:
         _size_scratch(problem, starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]], programs)
     return programs
@@ -102,7 +103,16 @@ def _repeat(borders: np.ndarray, intra: int) -> np.ndarray:
 
 
 @loop
-def _instructions(code, of_column, total, new_index, held_of_column, offsets, column_rows, heads):
+def _instructions(
+    code: np.ndarray,
+    of_column: np.ndarray,
+    total: int,
+    new_index: np.ndarray,
+    held_of_column: np.ndarray,
+    offsets: np.ndarray,
+    column_rows: np.ndarray,
+    heads: np.ndarray,
+) -> tuple[np.ndarray, ...]:
     """Columns of all ranks' instructions, in the order and with the dtypes of `Programs`.
 
     code: the draft's. of_column, held_of_column: borders of the columns' instructions and buffers. new_index: place of
@@ -142,7 +152,15 @@ def _head_table(heads: HeadShape, intra: int, runs: Runs) -> np.ndarray:
     return np.array([runs.heads(heads, share) for share in heads.shares(intra)], np.int64)
 
 
-def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffers:
+def _buffers(
+    problem: Problem,
+    held: np.ndarray,
+    of_column: np.ndarray,
+    offsets: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    heads: np.ndarray,
+    direction: str,
+) -> Buffers:
     """Give every rank its buffers, not placed yet. held: the draft's, by rank; of_column: their borders."""
     starts, column_rows, rank_rows = rows
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
@@ -150,11 +168,24 @@ def _buffers(problem, held, of_column, offsets, rows, heads, direction) -> Buffe
     all_heads = np.array(problem.heads.all_heads, np.int64)
     columns = _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads,
                             direction == "backward", starts, unit, _IS_KV)  # fmt: skip
-    return Buffers(offsets, *columns, np.full(offsets[-1], NONE))
+    role, space, acc, of_rows, of_heads, num_bytes = columns
+    return Buffers(offsets, role, space, acc, of_rows, of_heads, num_bytes, np.full(offsets[-1], NONE))
 
 
 @loop
-def _fill_buffers(held, of_column, offsets, column_rows, rank_rows, heads, all_heads, backward, starts, unit, is_kv):
+def _fill_buffers(
+    held: np.ndarray,
+    of_column: np.ndarray,
+    offsets: np.ndarray,
+    column_rows: np.ndarray,
+    rank_rows: np.ndarray,
+    heads: np.ndarray,
+    all_heads: np.ndarray,
+    backward: bool,
+    starts: np.ndarray,
+    unit: np.ndarray,
+    is_kv: np.ndarray,
+) -> tuple[np.ndarray, ...]:
     """Columns of all ranks' buffers but their places, in the order and with the dtypes of `Buffers`.
 
     A rank's own tensors differ from its column's only if heads are resharded. starts: rows before each span.

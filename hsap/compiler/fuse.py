@@ -58,7 +58,9 @@ def fuse(shards: Shards, entries: Entries, trays: Trays) -> Fused:
 
 
 @loop
-def _fuse(key, in_order, block, offsets):
+def _fuse(
+    key: np.ndarray, in_order: np.ndarray, block: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Make one kernel of entries with one key: first entry of each; borders of what each attends; and that.
 
     That are slices, int64 [n], and for those of a kernel of several blocks its number, NONE else.
@@ -96,7 +98,7 @@ def _row_by_row(shards: Shards, slices: np.ndarray, kernel: np.ndarray, index: n
 
 
 @loop
-def _strips(rows, starts):
+def _strips(rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Which of the spans that begin at `starts` each row is in: int64 [n]. Often that of the row before."""
     strips = np.empty_like(rows)
     strip = 0

@@ -13,6 +13,7 @@ and what is one kernel has been said before (`hsap.compiler.lay`); here it gets 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,15 @@ class _Buffers:
         self.columns: list[np.ndarray] = []
         self.count = 0
 
-    def add(self, role, space, acc, rank, rows, run) -> np.ndarray:
+    def add(
+        self,
+        role: Role | np.ndarray,
+        space: Space,
+        acc: int | np.ndarray,
+        rank: np.ndarray,
+        rows: np.ndarray | tuple[Any, Any],
+        run: int | np.ndarray,
+    ) -> np.ndarray:
         """Append buffers (arguments broadcast against `rank`); rows: first and stop. Returns their indices."""
         columns = np.empty((len(HELD), len(rank)), np.int64)
         for row, value in zip(columns, (role, space, acc, rank, *rows, run)):
@@ -83,12 +92,24 @@ class _Code:
     def __init__(self) -> None:
         self.parts: list[tuple[int, dict[int, np.ndarray | int]]] = []
 
-    def emit(self, op: Op, rank, stage, phase, *, place=0, buf=(), rows=(), slices=(), **more) -> None:
+    def emit(
+        self,
+        op: Op,
+        rank: np.ndarray,
+        stage: int | np.ndarray,
+        phase: int,
+        *,
+        place: int | np.ndarray = 0,
+        buf: list[np.ndarray] | tuple[Any, ...] = (),
+        rows: np.ndarray | tuple[Any, ...] = (),
+        slices: tuple[Any, ...] = (),
+        **more: Any,
+    ) -> None:
         """Append instructions (arguments broadcast against `rank`); `place` orders them within a phase.
 
         rows, slices: first and stop. more: other columns of `CODE`, NONE (ALL for the run) where they aren't given.
         """
-        given = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
+        given: dict[str, Any] = {"op": op, "rank": rank, "stage": stage, "phase": phase, "place": place} | more
         given |= dict(zip(("first", "stop"), rows)) | dict(zip(("slice", "last"), slices))
         values = {_ROW[name]: value for name, value in given.items()}
         self.parts.append((len(rank), values | dict(enumerate(buf, len(CODE)))))
@@ -105,7 +126,7 @@ class _Code:
 
 
 @loop
-def _times(code):
+def _times(code: np.ndarray) -> np.ndarray:
     """Number of each instruction that rises with its rank, then with its place on the time axis: int64 [n]."""
     first, stages, places = code[_STAGE].min(), code[_STAGE].max() - code[_STAGE].min() + 1, code[_PLACE].max() + 1
     times = np.empty(code.shape[1], np.int64)
@@ -164,7 +185,7 @@ class _Ends:
         else:
             self.code.emit(Op.COPY, self.ranks, stage, FOLD, place=round, role=role, buf=(column, result))
 
-    def _all_to_all(self, role: Role, source, target, stage: int, round: int) -> None:
+    def _all_to_all(self, role: Role, source: np.ndarray, target: np.ndarray, stage: int, round: int) -> None:
         scratch = self.buffers.add(Role.NONE, Space.ARENA, 0, self.ranks, NO_ROWS, ALL)
         self.code.emit(Op.ALL_TO_ALL, self.ranks, stage, FOLD, place=round, role=role, round=round,
                        buf=(source, target, scratch))  # fmt: skip
@@ -173,7 +194,7 @@ class _Ends:
 class _Places:
     """Buffers of each role in every place (see `Trays.find`): the ranks' homes and the trays that have the role."""
 
-    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict, direction: str) -> None:
+    def __init__(self, buffers: _Buffers, trays: Trays, homes: dict[Role, np.ndarray], direction: str) -> None:
         self.trays, self.num_ranks = trays, trays.num_ranks
         self.buffers = np.full((len(trays.stage), trays.num_ranks + len(trays.rank)), NONE)
         for role, home in homes.items():
@@ -183,19 +204,19 @@ class _Places:
         role = roles[of_role]
         self.buffers[role, self.num_ranks + tray] = self.add(buffers, role, IS_RESULT[role], tray)
 
-    def add(self, buffers: _Buffers, role, acc, tray: np.ndarray) -> np.ndarray:
+    def add(self, buffers: _Buffers, role: Role | np.ndarray, acc: int | np.ndarray, tray: np.ndarray) -> np.ndarray:
         """Append a buffer for each of these trays."""
         rows = self.trays.rows[tray].T
         return buffers.add(role, Space.ARENA, acc, self.trays.rank[tray], rows, self.trays.run[tray])
 
-    def buffer(self, role, place: np.ndarray) -> np.ndarray:
+    def buffer(self, role: Role | np.ndarray, place: np.ndarray) -> np.ndarray:
         """Buffer of a role in each place."""
         found = self.buffers[role, place]
         assert found.min(initial=0) >= 0, "a rank uses a role of a shard that nobody sends to it"
         return found
 
 
-def _exchange(buffers, code, places: _Places, laid: Laid, first_round: int) -> None:
+def _exchange(buffers: _Buffers, code: _Code, places: _Places, laid: Laid, first_round: int) -> None:
     """Send rows from where they are (home, or a tray of a rank that got them before) to where they are needed.
 
     What leaves home without all of its heads is copied, and sent from there. Messages are joined to their rounds at
@@ -219,7 +240,9 @@ def _exchange(buffers, code, places: _Places, laid: Laid, first_round: int) -> N
                   buf=(buffer,), rows=rows, run=m.run)  # fmt: skip
 
 
-def _return(buffers, code, places: _Places, role: Role, m: Messages, source: np.ndarray, target: np.ndarray) -> None:
+def _return(
+    buffers: _Buffers, code: _Code, places: _Places, role: Role, m: Messages, source: np.ndarray, target: np.ndarray
+) -> None:
     """Let partial results go home narrowed to the wire's dtype, a tray at a time, and fold them in where they arrive.
 
     A rank on the way folds them into its own partial result, which leaves it later; it may have no other reason to
@@ -241,7 +264,7 @@ def _return(buffers, code, places: _Places, role: Role, m: Messages, source: np.
     source[mine], target[mine] = packed[m.source[mine]], arrived
 
 
-def _launch(code, laid: Laid, first_round: int) -> None:
+def _launch(code: _Code, laid: Laid, first_round: int) -> None:
     """Start each round where its stage begins and wait for it where its last stage ends."""
     moves, rounds = laid.moves, laid.rounds
     if not len(moves):
@@ -256,7 +279,7 @@ def _launch(code, laid: Laid, first_round: int) -> None:
     code.emit(Op.WAIT, rank, until[which], WAIT, place=round_, round=round_)
 
 
-def _compute(code, places: _Places, laid: Laid) -> None:
+def _compute(code: _Code, places: _Places, laid: Laid) -> None:
     """Emit the kernels."""
     kernels, entries, direction = laid.kernels, laid.entries, laid.direction
     lead = kernels.lead

@@ -66,7 +66,13 @@ _SAME = tuple(_ROW[name] for name in ("role", "round", "copy", "source", "target
 """What messages must have in common to be one; a round has a rank send once at most, so that it says both ends."""
 
 
-def messages(moves: Moves, rounds, copy, here, there) -> Messages:
+def messages(
+    moves: Moves,
+    rounds: np.ndarray,
+    copy: np.ndarray,
+    here: tuple[np.ndarray, np.ndarray, np.ndarray],
+    there: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> Messages:
     """Join moves between the same two buffers whose rows follow each other at both ends.
 
     rounds, copy: of each move, see `Messages`. here, there: (place, first and stop span) of each, as `Trays.find` says.
@@ -82,7 +88,7 @@ def messages(moves: Moves, rounds, copy, here, there) -> Messages:
 
 
 @loop
-def _join(columns, in_order):
+def _join(columns: np.ndarray, in_order: np.ndarray) -> tuple[np.ndarray, int]:
     """Let each message grow by those that follow it at both ends: (int64 [num_columns, n], how many are left)."""
     out = np.empty_like(columns)
     count = 0

@@ -60,8 +60,8 @@ def without_overlap(
     """
     arriving, leaving = transfers
     apart = (2 * arriving.until + 1, 2 * leaving.stage - 1)
-    alone = tuple(replace(table, stage=stage, until=stage) for table, stage in zip(transfers, apart))
-    return replace(schedule, stage=2 * schedule.stage), alone
+    inputs, results = (replace(table, stage=stage, until=stage) for table, stage in zip(transfers, apart))
+    return replace(schedule, stage=2 * schedule.stage), (inputs, results)
 
 
 def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarray, ...]:
@@ -76,7 +76,7 @@ def _uses(shards: Shards, schedule: Schedule, is_query: bool) -> tuple[np.ndarra
 
 
 @loop
-def _first_and_last(uses, num_groups, num_ranks, num_stages):
+def _first_and_last(uses: np.ndarray, num_groups: int, num_ranks: int, num_stages: int) -> np.ndarray:
     """What `_uses` gives, int64 [5, n]. uses: (shard, group, rank, stage) as one number, rising."""
     out = np.empty((5, len(uses)), np.int64)
     count = 0

@@ -9,7 +9,7 @@ take, or what they make, gives `build` a `Watch`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,9 @@ Watch = Callable[[str, float, Any], None]
 """Is told of every pass that has run: its function's name, its CPU seconds, and what it made."""
 
 
-def build(problem: Problem, strategy: Strategy, planner: str, options: dict, watch: Watch | None = None) -> Plan:
+def build(
+    problem: Problem, strategy: Strategy, planner: str, options: dict[str, Any], watch: Watch | None = None
+) -> Plan:
     """Compile a strategy; ValueError where a rank gets more tokens or needs more memory than the problem allows.
 
     watch: is told of place_rows, and of the passes of each mask and direction in turn.
@@ -52,24 +54,24 @@ def build(problem: Problem, strategy: Strategy, planner: str, options: dict, wat
     programs, charts, slices = [], [], []
     for forward, backward in zip(strategy.forward, strategy.backward):
         assert np.array_equal(forward.blocks.slices, backward.blocks.slices), "both directions cut blocks alike"
-        done = []
+        done: list[tuple[Programs, Wide]] = []
         for schedule, direction in zip((forward, backward), DIRECTIONS):
-            *compiled, table = _compile(run, problem, strategy, schedule, direction, table, rows)
-            done.append(compiled)
-        programs.append(tuple(compiled for compiled, _ in done))
-        charts.append(tuple(_chart(wide) for _, wide in done))
+            compiled, wide, table = _compile(run, problem, strategy, schedule, direction, table, rows)
+            done.append((compiled, wide))
+        programs.append((done[0][0], done[1][0]))
+        charts.append((_chart(done[0][1]), _chart(done[1][1])))
         slices.append(forward.blocks.slices)
     made = (tuple(slices), tuple(programs), tuple(charts), None if own == asked.topology else own)
-    plan = Plan(asked, planner, options, strategy.shards, table.spans, *rows, *made)
+    plan = Plan(asked, planner, options, strategy.shards, table.spans, rows[0], rows[1], *made)
     _check_arena(plan)
     return plan
 
 
-def _plainly(function: Callable, *arguments) -> Any:
+def _plainly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def watched(watch: Watch, function: Callable, *arguments) -> Any:
+def watched(watch: Watch, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a pass, or what comes before or after all of them, and tell the watch."""
     # CPU time: a pass is one thread, and what else the machine does counts less.
     start = time.process_time()
@@ -79,13 +81,19 @@ def watched(watch: Watch, function: Callable, *arguments) -> Any:
 
 
 def _compile(
-    run: Callable, problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, table: SpanTable, rows
+    run: Callable[..., Any],
+    problem: Problem,
+    strategy: Strategy,
+    schedule: Schedule,
+    direction: str,
+    table: SpanTable,
+    rows: Sequence[np.ndarray],
 ) -> tuple[Programs, Wide, SpanTable]:
     """Run the passes on one mask and direction; the last ones again with less under way if the arena is too small.
 
     Where nothing fits it is what needs least, which the complaint names.
     """
-    least, best = None, None
+    least, best = 0, None
     for wide in routes(problem, strategy, schedule, direction, run):
         laid = run(lay, table, wide, direction, problem.topology.inter_sp)
         draft = run(lower, laid, problem.topology.intra_sp > 1)
@@ -96,15 +104,16 @@ def _compile(
         starts = row_starts(table.spans)
         tokens_per_rank = int((starts[rank_rows[:, 1]] - starts[rank_rows[:, 0]]).max())
         needed = int(programs.arena_bytes().max())
-        if least is None or needed < least:
+        if best is None or needed < least:
             least, best = needed, (programs, wide, draft.table)
         if least <= arena_capacity(problem, tokens_per_rank):
             break
+    assert best is not None, "a schedule has a route"
     return best
 
 
 def routes(
-    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, run: Callable = _plainly
+    problem: Problem, strategy: Strategy, schedule: Schedule, direction: str, run: Callable[..., Any] = _plainly
 ) -> Iterator[Wide]:
     """Give what travels when for one mask and direction: as the strategy wants it, then with ever less under way.
 

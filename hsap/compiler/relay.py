@@ -64,7 +64,9 @@ def _fan_out(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of: np.
     return replace(table, src=src, stage=new_stage, until=new_stage)
 
 
-def _merge_first(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of: np.ndarray, load) -> Transfers:
+def _merge_first(
+    table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of: np.ndarray, load: np.ndarray
+) -> Transfers:
     """Gather a node's partial results at one of its ranks that have one, that which has received the least.
 
     load: what each rank receives besides.
@@ -90,7 +92,9 @@ def _merge_first(table: Transfers, fresh: np.ndarray, size: np.ndarray, node_of:
     return replace(table, dst=dst, stage=new_stage, until=new_stage)
 
 
-def _bundles(table: Transfers, fresh: np.ndarray, node_of, end: np.ndarray, time: np.ndarray):
+def _bundles(
+    table: Transfers, fresh: np.ndarray, node_of: np.ndarray, end: np.ndarray, time: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Transfers between nodes, of one row and with `end` in one node: (their indices, where each bundle starts, stops).
 
     A bundle's transfers are ordered by time, then by the rank at their end.
@@ -106,7 +110,15 @@ def _bundles(table: Transfers, fresh: np.ndarray, node_of, end: np.ndarray, time
 
 
 @loop
-def _choose(order, first, stop, rank, weight, load, chosen):
+def _choose(
+    order: np.ndarray,
+    first: np.ndarray,
+    stop: np.ndarray,
+    rank: np.ndarray,
+    weight: np.ndarray,
+    load: np.ndarray,
+    chosen: np.ndarray,
+) -> None:
     """Choose a place in [first, stop) for each bundle, where `rank` has the least load yet; adds its weight there.
 
     chosen: a copy of `first`.

@@ -20,7 +20,14 @@ def _nodes(num_ranks: int, num_colours: int) -> np.ndarray:
 
 
 @loop
-def _colour(src, dst, borders, num_colours, colours, edge_at):
+def _colour(
+    src: np.ndarray,
+    dst: np.ndarray,
+    borders: np.ndarray,
+    num_colours: np.ndarray,
+    colours: np.ndarray,
+    edge_at: np.ndarray,
+) -> None:
     """Add its colour to each edge's entry of `colours`; edges [borders[g], borders[g + 1]) are a graph of their own.
 
     num_colours: largest degree of each graph. edge_at: room, of `_nodes`. The lowest colour that both ends have free is
@@ -54,7 +61,7 @@ def _colour(src, dst, borders, num_colours, colours, edge_at):
 
 
 @inner
-def _flip(edge_at, src, dst, num_ranks, receiver, a, b):
+def _flip(edge_at: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks: int, receiver: int, a: int, b: int) -> None:
     """Swap colours a and b on the alternating path that leaves `receiver` by a, so that a becomes free there."""
     node, wanted, last = receiver, a, -1
     while True:
@@ -94,7 +101,18 @@ def assign_rounds(stage: np.ndarray, src: np.ndarray, dst: np.ndarray, num_ranks
 
 
 @loop
-def _deal(keys, by_key, first, src, dst, edge_of, borders, degree, num_rounds, colours):
+def _deal(
+    keys: np.ndarray,
+    by_key: np.ndarray,
+    first: int,
+    src: np.ndarray,
+    dst: np.ndarray,
+    edge_of: np.ndarray,
+    borders: np.ndarray,
+    degree: np.ndarray,
+    num_rounds: np.ndarray,
+    colours: np.ndarray,
+) -> None:
     """Fill the edges of each stage, their first round as `colours`, and the edge of each transfer.
 
     keys: (stage, src, dst) as one number, rising. borders, degree, num_rounds: zeros.

@@ -79,7 +79,7 @@ class SpanTable:
 
 
 @loop
-def _runs(shard, borders, offsets):
+def _runs(shard: np.ndarray, borders: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """First span of each list that is a run of shards, which lie side by side already, NONE of others; its spans."""
     begins, num_spans = np.empty(len(borders) - 1, np.int64), np.zeros(len(borders) - 1, np.int64)
     for i in range(len(begins)):
@@ -111,7 +111,9 @@ class Trays:
     tray: np.ndarray
     first: np.ndarray
 
-    def find(self, shards: Shards, role, rank, shard, run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def find(
+        self, shards: Shards, role: np.ndarray, rank: np.ndarray, shard: np.ndarray, run: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Say where a role's rows of shards lie on ranks that have them: (place; first and stop span), int64 [n] each.
 
         A place is the rank where that is the shard's home, else its tray's number behind those of all ranks.
@@ -126,7 +128,19 @@ MISSING = -1
 
 
 @loop
-def _find(role, rank, shard, run, behind_run, home, offsets, num_ranks, keys, trays, firsts):
+def _find(
+    role: np.ndarray,
+    rank: np.ndarray,
+    shard: np.ndarray,
+    run: np.ndarray,
+    behind_run: np.ndarray,
+    home: np.ndarray,
+    offsets: np.ndarray,
+    num_ranks: int,
+    keys: np.ndarray,
+    trays: np.ndarray,
+    firsts: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Place and range of spans of each shard on its rank; the place is MISSING where no key of it is there.
 
     A shard's trays on a rank have runs of head groups that don't overlap; the one that begins last, but no later than
@@ -154,7 +168,7 @@ def _find(role, rank, shard, run, behind_run, home, offsets, num_ranks, keys, tr
 
 
 @inner
-def _key(role, rank, shard, run, num_ranks, num_shards, num_runs):
+def _key(role: int, rank: int, shard: int, run: int, num_ranks: int, num_shards: int, num_runs: int) -> int:
     side = 0 if IS_OF_QUERIES[role] else 1
     return ((side * num_ranks + rank) * num_shards + shard) * num_runs + run
 
@@ -199,7 +213,16 @@ def lay_out(table: SpanTable, num_ranks: int, runs: Runs, direction: str, moved:
 
 
 @loop
-def _ends(role, shard, run, src, dst, num_ranks, num_shards, num_runs):
+def _ends(
+    role: np.ndarray,
+    shard: np.ndarray,
+    run: np.ndarray,
+    src: np.ndarray,
+    dst: np.ndarray,
+    num_ranks: int,
+    num_shards: int,
+    num_runs: int,
+) -> np.ndarray:
     """Key of each transfer's shard on the rank that has a tray for it, which inputs come to and results leave."""
     keys = np.empty_like(shard)
     for i in range(len(keys)):
@@ -209,7 +232,17 @@ def _ends(role, shard, run, src, dst, num_ranks, num_shards, num_runs):
 
 
 @loop
-def _times(role, stage, keys, which, num_stages, num_shards, num_runs, num_ranks, sides):
+def _times(
+    role: np.ndarray,
+    stage: np.ndarray,
+    keys: np.ndarray,
+    which: np.ndarray,
+    num_stages: int,
+    num_shards: int,
+    num_runs: int,
+    num_ranks: int,
+    sides: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """When the rows of each role come or go, 0 never: int64 [num_roles, n]; all but the shard in one number; shards.
 
     role, stage, which: of the transfers, stages from 1 and the place of their key.
@@ -228,7 +261,9 @@ def _times(role, stage, keys, which, num_stages, num_shards, num_runs, num_ranks
 
 
 @loop
-def _deal(alike, in_order, side, tokens, limits):
+def _deal(
+    alike: np.ndarray, in_order: np.ndarray, side: np.ndarray, tokens: np.ndarray, limits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Number the trays, of shards that are alike and have no more tokens than the limit together, single ones apart.
 
     Returns (tray of each shard int64 [n], where each tray begins in order int64 [n + 1], number of trays).
@@ -247,7 +282,9 @@ def _deal(alike, in_order, side, tokens, limits):
 
 
 @loop
-def _places(shard, in_order, borders, begins, offsets):
+def _places(
+    shard: np.ndarray, in_order: np.ndarray, borders: np.ndarray, begins: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """First span of each shard on its tray, int64 [n], and the range of spans of each tray, int64 [num_trays, 2]."""
     first, rows = np.empty_like(shard), np.empty((len(begins), 2), np.int64)
     for tray in range(len(begins)):

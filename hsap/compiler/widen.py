@@ -116,7 +116,8 @@ def widen(
         done = Entries(schedule.blocks, schedule.block, schedule.group, schedule.rank, schedule.stage)
         return Wide(done, Moves.of(moved, moved.group), Runs(num_groups, ((0, num_groups),)))
     if num_groups > MOST_GROUPS:
-        return _joined(schedule, moved, *(np.ones(len(part.group), np.int64) for part in (schedule, moved)), num_groups)
+        done, sent = (np.ones(len(part.group), np.int64) for part in (schedule, moved))
+        return _joined(schedule, moved, done, sent, num_groups)
     away = np.where(IS_RESULT[moved.role], moved.src, moved.dst)
     known, held = distinct(_keys(shards, moved.role, away, moved.shard, num_ranks))
     by_role = held * (max(Role) + 1) + moved.role
@@ -129,13 +130,24 @@ def widen(
     return _joined(schedule, moved, done, sent, num_groups)
 
 
-def _keys(shards: Shards, role, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
+def _keys(shards: Shards, role: Role | np.ndarray, rank: np.ndarray, shard: np.ndarray, num_ranks: int) -> np.ndarray:
     """Number what lies in one place: rows of a shard on a rank, of queries or of keys whatever the role: int64 [n]."""
     return (IS_OF_QUERIES[role] * num_ranks + rank) * len(shards) + shard
 
 
 @loop
-def _divide(by_role, group, held, src, dst, stage, until, in_order, num_groups, borders):
+def _divide(
+    by_role: np.ndarray,
+    group: np.ndarray,
+    held: np.ndarray,
+    src: np.ndarray,
+    dst: np.ndarray,
+    stage: np.ndarray,
+    until: np.ndarray,
+    in_order: np.ndarray,
+    num_groups: int,
+    borders: np.ndarray,
+) -> None:
     """Set a bit in `borders` for every group that isn't sent with the one before it, in some role.
 
     by_role: what is sent, in which role. held: its place in `borders`. in_order: by both and then by group.
@@ -152,7 +164,9 @@ def _divide(by_role, group, held, src, dst, stage, until, in_order, num_groups, 
         borders[held[in_order[-1]]] |= np.int64(1) << (group[in_order[-1]] + 1)
 
 
-def _passed_on(shards, moved: Transfers, known, held, num_ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _passed_on(
+    shards: Shards, moved: Transfers, known: np.ndarray, held: np.ndarray, num_ranks: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Transfers between two ranks that both hold the rows for others: (place of the one, of the other, is a result)."""
     result = IS_RESULT[moved.role]
     via = np.where(result, moved.dst, moved.src)
@@ -162,7 +176,7 @@ def _passed_on(shards, moved: Transfers, known, held, num_ranks: int) -> tuple[n
 
 
 @loop
-def _spread(one, other, result, borders):
+def _spread(one: np.ndarray, other: np.ndarray, result: np.ndarray, borders: np.ndarray) -> None:
     """Let rows be passed on in the runs in which they came; parts of a result may also be folded into a longer run."""
     changed = True
     while changed:
@@ -176,7 +190,9 @@ def _spread(one, other, result, borders):
                 changed = True
 
 
-def _entries(shards, schedule: Schedule, known, borders, num_ranks: int, num_groups: int) -> tuple[np.ndarray, ...]:
+def _entries(
+    shards: Shards, schedule: Schedule, known: np.ndarray, borders: np.ndarray, num_ranks: int, num_groups: int
+) -> tuple[np.ndarray, ...]:
     """What `_lengths` wants of a schedule's entries: a block's groups on one rank in one stage may be a run."""
     between = np.zeros(len(schedule.block), np.int64)
     for role in (Role.Q, Role.KV) if len(known) else ():
@@ -189,7 +205,7 @@ def _entries(shards, schedule: Schedule, known, borders, num_ranks: int, num_gro
 
 
 @loop
-def _lengths(kind, group, borders, in_order):
+def _lengths(kind: np.ndarray, group: np.ndarray, borders: np.ndarray, in_order: np.ndarray) -> np.ndarray:
     """How many groups of a kind are one run with each group that begins one, 0 for the others: int64 [n].
 
     borders: bits of the groups that begin one in any case. in_order: by kind and then by group.

@@ -16,7 +16,7 @@ class Column:
 
     def __init__(self, borders: Sequence[int], dtype: type, read: Callable[[int, int, int], np.ndarray]) -> None:
         self._borders, self._read = borders, read
-        self._nothing = np.zeros(0, dtype)
+        self._nothing: np.ndarray = np.zeros(0, dtype)
 
     def __len__(self) -> int:
         return self._borders[-1]

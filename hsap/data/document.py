@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Turn:
     content: str
     weight: float | None = None
     reasoning: str | None = None
-    tool_calls: tuple[dict, ...] = ()
+    tool_calls: tuple[dict[str, Any], ...] = ()
     name: str | None = None
     call_id: str | None = None
 
@@ -33,7 +34,7 @@ class Conversation:
     """
 
     turns: tuple[Turn, ...]
-    tools: tuple[dict, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
     unread: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -46,7 +47,7 @@ class SharedQuestion:
 
     question: tuple[Turn, ...]
     answers: tuple[tuple[Turn, ...], ...]
-    tools: tuple[dict, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
     unread: tuple[str, ...] = field(default=(), compare=False)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from hsap.data.document import Document
 from hsap.data.rejected import Rejected
 from hsap.targets import NO_TARGET
 
-ChatOf = Callable[[Mapping[str, object], str], tuple]
+ChatOf = Callable[[Mapping[str, object], str], tuple[Any, ...]]
 """Reads a row (values by field, its place for messages) as chats: none, one, or as many as a tree of messages has.
 
 A chat's `unread` names fields of the row that it isn't read from. `Rejected` leaves that row alone out: a conversation
@@ -103,7 +104,7 @@ def _is_chat(values: Mapping[str, object], where: str, chat_of: ChatOf) -> bool:
         return True
 
 
-def _of_chat(name: str, where: str, chat) -> Document:
+def _of_chat(name: str, where: str, chat: Any) -> Document:
     unread = f"fields beside the chat that say something else ({', '.join(chat.unread)})" if chat.unread else ""
     return Document(name, where, chat=chat, notes=(unread,) if unread else ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 TWICE = "a JSON object that names a field twice"
 """Why what has one is left out: which of the two is meant nobody can say."""
@@ -25,7 +26,7 @@ class JsonDecoder:
         self.twice = None
         return self._decoder.raw_decode(text, at)
 
-    def _object(self, pairs: list[tuple[str, object]]) -> dict:
+    def _object(self, pairs: list[tuple[str, object]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) != len(pairs):
             names = [name for name, _ in pairs]

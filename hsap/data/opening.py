@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hsap.data import sources
 from hsap.data.chat import markers, rows
@@ -15,6 +16,7 @@ from hsap.data.config import DataConfig
 from hsap.data.fields import Fields
 from hsap.data.sources.mixture import Mixture
 from hsap.data.sources.several import DataSet, Several
+from hsap.data.sources.source import Source
 from hsap.data.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -24,10 +26,13 @@ def open_data(data: DataConfig, path: str | Sequence[str] | Mapping[str, float],
     seed: of the order in which they are mixed. ValueError: what `sources.open` refuses.
     """
     if isinstance(path, Mapping):
-        opened = {name: open_data(data, name) for name in path}
-        return Mixture(opened, path, seed, data.exhausted)
+        return Mixture({name: _opened(data, name) for name in path}, path, seed, data.exhausted)
     if not isinstance(path, str):
-        return Several({name: open_data(data, name) for name in path})
+        return Several({name: _opened(data, name) for name in path})
+    return _opened(data, path)
+
+
+def _opened(data: DataConfig, path: str) -> Source:
     chats = rows.ChatFields.named(data.chat_fields, data.trees, data.answers)
     fields = Fields(
         text=data.text_field,
@@ -39,8 +44,9 @@ def open_data(data: DataConfig, path: str | Sequence[str] | Mapping[str, float],
         # A template that somebody names says that the chats are meant; one beside the tokenizer says nothing of data.
         chats_first=data.chat_template is not None,
     )
-    borders = {"end_id": data.end_id, "begin_id": data.begin_id}
-    return sources.open(path, fields, format=data.format, token_dtype=data.token_dtype, **borders)
+    return sources.open(
+        path, fields, format=data.format, token_dtype=data.token_dtype, end_id=data.end_id, begin_id=data.begin_id
+    )
 
 
 def open_tokenizer(data: DataConfig) -> Tokenizer:
@@ -53,7 +59,7 @@ def open_template(data: DataConfig, tokenizer: Tokenizer) -> Template | None:
     return load_template(data.chat_template, tokenizer, data.loss, datetime.date.fromisoformat(data.chat_date))
 
 
-def marker_notice(data: DataConfig, tokenizer: Tokenizer, recipe: Mapping) -> str:
+def marker_notice(data: DataConfig, tokenizer: Tokenizer, recipe: Mapping[str, Any]) -> str:
     """Say which markers of the chats' template the tokenizer reads as words; empty where it knows them all.
 
     recipe: how documents became tokens, of prepared data, whose template need not be named again. Empty as well where

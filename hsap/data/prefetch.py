@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -25,7 +25,7 @@ class Prefetch(Generic[Item]):
         self._stop = threading.Event()
         if depth < 0:
             raise ValueError(f"data.lookahead={depth} is negative; set it to 0 (no background thread) or more")
-        self._ready: queue.Queue = queue.Queue(maxsize=depth)
+        self._ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._thread: threading.Thread | None = None
         if depth:
             # The thread knows the queue but not this object, which can so be collected while the thread runs.
@@ -65,7 +65,7 @@ class Prefetch(Generic[Item]):
         self._stop.set()
 
 
-def _fill(items: Iterator[Item], ready: queue.Queue, stop: threading.Event) -> None:
+def _fill(items: Iterator[Item], ready: queue.Queue[Any], stop: threading.Event) -> None:
     """Move items into the queue until they end, fail, or nobody wants them; the end itself is the last entry."""
     end: BaseException | None = None
     while end is None:

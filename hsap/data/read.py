@@ -15,7 +15,7 @@ from hsap.ir.check import Refused
 
 def read_store(
     data: DataConfig,
-    path: str | Sequence[str] | Mapping[str, float],
+    path: str | Path | Sequence[str] | Mapping[str, float],
     seed: int,
     name: str = "data.path",
     who: str = "hsap",
@@ -25,11 +25,12 @@ def read_store(
     seed: of the order of a mixture. name, who: for messages. ValueError: what the source, the tokenizer, the folder or
     the cache refuses. Whether prepared data are what a run asks for says `check_agreement`.
     """
-    if prepared.is_prepared(path):
+    if isinstance(path, str | Path) and prepared.is_prepared(path):
         return _mapped(Path(path))
-    folder = prepared.cached(data, path, seed, name, who)
+    named = str(path) if isinstance(path, Path) else path
+    folder = prepared.cached(data, named, seed, name, who)
     if folder is None:
-        return prepared.read_whole(replace(data, path=path), seed)
+        return prepared.read_whole(replace(data, path=named), seed)
     try:
         return _mapped(folder)
     except Refused as error:

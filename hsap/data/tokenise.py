@@ -56,7 +56,7 @@ def tokenise(document: Document, tokenizer: Tokenizer, template: Template | None
         return template.sample(document.id, document.chat, document.where)
     if document.tokens is None:
         try:
-            return Sample(document.id, tokenizer.encode_document(document.text))
+            return Sample(document.id, tokenizer.encode_document(document.text or ""))
         except ValueError as error:
             raise ValueError(f"{document.where}: {error}") from error
     check_token_ids(document.tokens, tokenizer.vocab_size, document.where)

@@ -10,9 +10,10 @@ template writes, and no others.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Tokenizer:
     bos, eos: their pieces, None where it has none. control_tokens: by their pieces, BOS and EOS among them.
     """
 
-    def __init__(self, backend, add_bos: bool | None, add_eos: bool | None, name: str) -> None:
+    def __init__(self, backend: Any, add_bos: bool | None, add_eos: bool | None, name: str) -> None:
         self._backend = backend
         self.name = name
         self.vocab_size: int = backend.vocab_size
@@ -75,7 +76,7 @@ class Tokenizer:
         """Encode a whole document with BOS and EOS as the policy says: int32 [num_tokens]."""
         return np.array([*self.prefix, *self._backend.encode(text), *self.suffix], dtype=np.int32)
 
-    def decode(self, tokens) -> str:
+    def decode(self, tokens: Iterable[int]) -> str:
         """Decode token ids to text; BOS and EOS give no text."""
         return self._backend.decode([int(token) for token in tokens])
 
@@ -119,7 +120,9 @@ def _border(token_id: int | None, wanted: bool | None, name: str, tokenizer: str
     return (token_id,) if token_id is not None and wanted is not False else ()
 
 
-def _piece_id(lookup, name: str | None, usual: tuple[str, ...], setting: str, path: Path) -> int | None:
+def _piece_id(
+    lookup: Callable[[str], int | None], name: str | None, usual: tuple[str, ...], setting: str, path: Path
+) -> int | None:
     """Find a control token by the given name, or by the usual ones."""
     if name is not None and lookup(name) is None:
         raise ValueError(f"tokenizer {path} has no piece {name!r}; set data.{setting} to one that it has")
@@ -170,12 +173,12 @@ class _HuggingFace:
 
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         self.unk_id = None if unknown is None else self._tokenizer.token_to_id(unknown)
-        self._bare = None
+        self._bare: Any = None
 
     def encode(self, text: str) -> list[int]:
         return self._encoded(self._tokenizer, text)
 
-    def _encoded(self, tokenizer, text: str) -> list[int]:
+    def _encoded(self, tokenizer: Any, text: str) -> list[int]:
         try:
             # The file's own post-processor would add BOS by a policy of its own.
             return tokenizer.encode(text, add_special_tokens=False).ids
@@ -197,7 +200,7 @@ class _HuggingFace:
         return self._encoded(self._tokenizer if prefixed else self._bare, text)
 
     def piece(self, token: int) -> str:
-        return self._tokenizer.id_to_token(token)
+        return str(self._tokenizer.id_to_token(token))
 
     def control_tokens(self) -> dict[str, ControlToken]:
         added = self._tokenizer.get_added_tokens_decoder().items()
@@ -219,7 +222,7 @@ class _SentencePiece:
             raise ValueError(
                 f"{path} is not a SentencePiece model ({error}); set data.tokenizer to one, or to a tokenizer.json"
             ) from error
-        self._bare = None
+        self._bare: Any = None
         self.vocab_size = self._model.get_piece_size()
         own_bos, own_eos = self._model.bos_id(), self._model.eos_id()
         named_bos = _piece_id(self._lookup, bos, BOS_NAMES, "bos", path)

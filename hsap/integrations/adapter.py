@@ -45,7 +45,9 @@ class Adapter:
         model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after, with_kwargs=True)
 
-    def before(self, model: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def before(
+        self, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Check a forward's arguments and take out what is ours."""
         self.call = None
         shard, other = kwargs.get(SHARD), model.config.get_text_config()._attn_implementation
@@ -99,7 +101,7 @@ class Adapter:
                 rest["inputs_embeds"] = F.pad(rest["inputs_embeds"], (0, 0, 0, 1))
         return (), {**rest, "use_cache": False, "return_dict": True, SHARD: self.call}
 
-    def targets(self, shard: Shard, kwargs: dict) -> Tensor | None:
+    def targets(self, shard: Shard, kwargs: dict[str, Any]) -> Tensor | None:
         """Find the targets of the rank's rows, if there are any."""
         given = kwargs.get("shift_labels")
         if given is None and kwargs.get("labels") is not None:
@@ -119,7 +121,7 @@ class Adapter:
                 "num_items_in_batch=: a rank doesn't know how many targets the others have, and a mean over its own is "
                 "wrong"
             )
-        scale = kwargs.get("loss_scale")
+        scale: Any = kwargs.get("loss_scale")
         if targets is not None and getattr(scale, "dtype", None) in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"transformers: loss_scale came as {scale.dtype}, which rounds loss and gradients; under "
@@ -148,7 +150,7 @@ class Adapter:
         call.loss = total.detach().clone()
         return total.view(1, 1, 1)
 
-    def after(self, model: PreTrainedModel, args: tuple, kwargs: dict, output: Any) -> Any:
+    def after(self, model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Check that the model did what we take it to do, and put the loss where it is looked for."""
         call, self.call = self.call, None
         if call is None:

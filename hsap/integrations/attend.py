@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +52,7 @@ def attend(
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers' layers ask for it: query [1, H, T, D], key and value [1, H_kv, T, D], a rank's rows.
 
@@ -90,6 +92,6 @@ def attend(
     if torch.is_autocast_enabled(device):
         # As torch's own attention does: rotary embedding may have left queries and keys in float32.
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
-    rows = (tensor[0].transpose(0, 1)[: call.shard.num_tokens] for tensor in (query, key, value))
-    o_THD = call.shard.attention(*rows, layer)
+    q_THD, k_THD, v_THD = (tensor[0].transpose(0, 1)[: call.shard.num_tokens] for tensor in (query, key, value))
+    o_THD = call.shard.attention(q_THD, k_THD, v_THD, layer)
     return F.pad(o_THD, (0, 0, 0, 0, 0, num_rows - call.shard.num_tokens))[None], None

@@ -30,6 +30,7 @@ class Collator:
         documents, labels = [ids for ids, _ in tokens], [targets for _, targets in tokens]
         none = torch.empty(0, dtype=torch.int64)
         shard = self.sp.load([len(ids) for ids in documents], torch.cat([none, *labels]))
+        assert shard.targets is not None, "labels were given"
         targets = shard.targets[None]
         return {
             "input_ids": shard.take(torch.cat([none, *documents]))[None],

@@ -72,7 +72,7 @@ def read_masks(config: Any) -> tuple[Mask, ...]:
             raise ValueError(
                 f"transformers: layer {layer} of {_name(config)} slides, and sliding_window is not set; set it"
             )
-        masks.append(Mask("window", (window,)) if _WINDOWS[kind] else Mask())
+        masks.append(Mask("window", (window,)) if _WINDOWS[kind] and window is not None else Mask())
     return tuple(masks)
 
 

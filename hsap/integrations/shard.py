@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class Shard:
         """Rows of this rank."""
         return len(self.rows)
 
-    def take(self, values: Tensor | np.ndarray | Sequence, dim: int = 0) -> Tensor:
+    def take(self, values: Tensor | np.ndarray | Sequence[Any], dim: int = 0) -> Tensor:
         """Give this rank's rows of any field of the packed batch, on the rank's device.
 
         values: as many tokens along `dim` as the batch has; ValueError otherwise.

@@ -43,7 +43,7 @@ _MUST_BE = {
 """Arguments that another value of would change the loss behind our back, or make ranks part ways, and why."""
 
 
-class SequenceParallelTrainer(Trainer):
+class SequenceParallelTrainer(Trainer):  # type: ignore[misc]  # it may not be installed
     """Trainer for a model that `sequence_parallel` has prepared.
 
     sequence_parallel: what that gave. A feature is a document (see `Collator`, the default `data_collator`), a batch
@@ -53,7 +53,7 @@ class SequenceParallelTrainer(Trainer):
     divide the documents evenly some count twice. Errors: ValueError for arguments that don't fit.
     """
 
-    def __init__(self, *args, sequence_parallel: SequenceParallel, **kwargs) -> None:
+    def __init__(self, *args: Any, sequence_parallel: SequenceParallel, **kwargs: Any) -> None:
         self.sequence_parallel = sequence_parallel
         kwargs.setdefault("data_collator", Collator(sequence_parallel))
         super().__init__(*args, **kwargs)
@@ -65,22 +65,22 @@ class SequenceParallelTrainer(Trainer):
             )
         self.args.prediction_loss_only = True
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Documents of this rank's SP group."""
         shuffle = self.args.train_sampling_strategy != "sequential"
         return self._documents(self.train_dataset, self._train_batch_size, shuffle, self.args.dataloader_drop_last)
 
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Held-out documents of this rank's SP group."""
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         data = self.eval_dataset[data] if isinstance(data, str) else data
         return self._documents(data, self.args.eval_batch_size, shuffle=False, drop_last=False)
 
-    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
         """Documents to predict, of this rank's SP group."""
         return self.get_eval_dataloader(test_dataset)
 
-    def evaluation_loop(self, *args, **kwargs) -> Any:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Trainer's, but for the loss: Trainer's is a mean of batches' means, whatever the batches hold."""
         self._evaluated = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         output = super().evaluation_loop(*args, **kwargs)
@@ -90,7 +90,9 @@ class SequenceParallelTrainer(Trainer):
                 output.metrics[name] = loss_sum / max(count, 1)
         return output
 
-    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args, **kwargs) -> tuple[Tensor, None, None]:
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, None, None]:
         """Add this rank's losses and targets of a batch to what is evaluated."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
@@ -98,14 +100,14 @@ class SequenceParallelTrainer(Trainer):
         self._evaluated += torch.stack((loss.double(), (inputs["shift_labels"] != NO_TARGET).sum().double()))
         return loss, None, None
 
-    def _documents(self, data: Any, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader:
+    def _documents(self, data: Any, batch_size: int, shuffle: bool, drop_last: bool) -> DataLoader[Any]:
         if data is None or not hasattr(data, "__len__"):
             raise ValueError(
                 "trainer: the dataset has no length; give one of documents that can be counted and indexed, so that "
                 "SP groups can share them"
             )
         sp, seed = self.sequence_parallel, self.args.data_seed if self.args.data_seed is not None else self.args.seed
-        sampler = DistributedSampler(data, sp.dp_size, sp.dp_rank, shuffle, seed)
+        sampler: DistributedSampler[Any] = DistributedSampler(data, sp.dp_size, sp.dp_rank, shuffle, seed)
         return _Documents(data, batch_sampler=_Batches(sampler, batch_size, drop_last), collate_fn=self.data_collator)
 
 
@@ -113,14 +115,16 @@ class _Batches(BatchSampler):
     """Batches of a sampler that is told the epoch; by this name Trainer finds it in a run that goes on."""
 
     def set_epoch(self, epoch: int) -> None:
-        self.sampler.set_epoch(epoch)
+        sampler: Any = self.sampler
+        sampler.set_epoch(epoch)
 
 
-class _Documents(DataLoader):
+class _Documents(DataLoader[Any]):
     """A loader that is told the epoch, without which every epoch would have the order of the first."""
 
     def set_epoch(self, epoch: int) -> None:
-        self.batch_sampler.set_epoch(epoch)
+        sampler: Any = self.batch_sampler
+        sampler.set_epoch(epoch)
 
 
 def check_arguments(arguments: TrainingArguments) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -44,7 +45,7 @@ def sequence_parallel(
     dtype: str | None = None,
     masks: str | Sequence[Mask | str] | None = None,
     loss_chunk_tokens: int = 1024,
-    **options,
+    **options: Any,
 ) -> SequenceParallel:
     """Put a causal language model under sequence parallelism, in place, and give what plans its batches.
 

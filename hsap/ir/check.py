@@ -6,6 +6,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Iterable
+from types import UnionType
 from typing import Any
 
 from hsap.ir.slice import UNBOUNDED
@@ -59,7 +60,7 @@ def one_line(text: object) -> str:
 
 def whole(name: str, value: Any, low: int = 1, high: int = UNBOUNDED) -> int:
     """Give a whole number in [low, high] as an int; ValueError for others, floats and truth values included."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= value <= high:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and low <= int(value) <= high:
         return int(value)
     raise Refused(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
 
@@ -94,14 +95,14 @@ def excess(name: str, value: Any) -> float:
     return given
 
 
-def instance(name: str, value: Any, kind: type, example: str) -> Any:
+def instance(name: str, value: Any, kind: type | UnionType, example: str) -> Any:
     """Give a value of that kind; ValueError says what was given, and what to give."""
     if not isinstance(value, kind):
         raise Refused(f"{name} is {shown(value)}, of type {type(value).__name__}; give {example}")
     return value
 
 
-def fields(name: str, value: Any, names: Iterable[str]) -> dict:
+def fields(name: str, value: Any, names: Iterable[str]) -> dict[str, Any]:
     """Give an object of JSON that has these fields and no others; ValueError."""
     if set(instance(name, value, dict, "an object")) != set(names):
         raise Refused(f"{name} has the fields {shown(sorted(value))}; it must have {', '.join(names)}")

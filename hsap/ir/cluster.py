@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +66,9 @@ class Cluster:
     each on its own); comm_cores: cores that either end of a message keeps busy while its bytes flow.
     """
 
+    preset: ClassVar[Callable[..., Cluster]]
+    """`hsap.clusters.read`, bound there: a value of ir knows no files."""
+
     name: str = "nodes-of-8"
     ranks_per_node: int = 8
     first_rank: int = 0
@@ -100,7 +105,9 @@ class Cluster:
         if not isinstance(self.name, str) or not self.name:
             raise Refused(f"cluster: name is {shown(self.name)}; give a word")
         where = f"cluster {one_line(self.name)}"
-        checked = {"ranks_per_node": whole(f"{where}: ranks_per_node", self.ranks_per_node, 1, BOUNDLESS)}
+        checked: dict[str, Any] = {
+            "ranks_per_node": whole(f"{where}: ranks_per_node", self.ranks_per_node, 1, BOUNDLESS)
+        }
         checked["first_rank"] = whole(
             f"{where}: first_rank, a place inside a node,", self.first_rank, 0, checked["ranks_per_node"] - 1
         )
@@ -157,7 +164,7 @@ class Cluster:
         cards = self.num_nics or self.ranks_per_node
         return node * cards + place * cards // self.ranks_per_node
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Give the fields as JSON values: the first ones always, the others where they aren't the default."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         kept = {

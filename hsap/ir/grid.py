@@ -82,8 +82,9 @@ class Grid:
         borders = np.searchsorted(self.q, np.arange(self.num_shards + 1))
         for q in range(self.num_shards):
             kv, text = self.kv[borders[q] : borders[q + 1]], self.text[borders[q] : borders[q + 1]]
-            first = np.flatnonzero(np.r_[True, (kv[1:] != kv[:-1] + 1) | (text[1:] != text[:-1])]) if len(kv) else []
-            last = np.append(first[1:], len(kv)) - 1 if len(kv) else []
+            starts = np.r_[True, (kv[1:] != kv[:-1] + 1) | (text[1:] != text[:-1])] if len(kv) else np.zeros(0, bool)
+            first = np.flatnonzero(starts)
+            last = np.append(first[1:], len(kv)) - 1 if len(kv) else first
             runs = [f"{kv[a]} {text[a]}" if a == b else f"{kv[a]}-{kv[b]} {text[a]}" for a, b in zip(first, last)]
             if len(runs) > RUNS_SHOWN:
                 runs = [*runs[:RUNS_SHOWN], f"… {len(runs) - RUNS_SHOWN} more"]
@@ -99,7 +100,8 @@ def pattern_grid(shards: Shards, slices: np.ndarray) -> Grid:
 
 def tinted(grid: Grid, like: Grid) -> Grid:
     """Give the cells of a grid the colours that another has there."""
-    place = dict(zip(zip(like.q.tolist(), like.kv.tolist()), like.tint.tolist()))
+    tint = like.tint if like.tint is not None else np.full(len(like.q), -1)
+    place = dict(zip(zip(like.q.tolist(), like.kv.tolist()), tint.tolist()))
     return replace(grid, tint=np.array([place.get(cell, -1) for cell in zip(grid.q.tolist(), grid.kv.tolist())]))
 
 

@@ -38,8 +38,8 @@ class Layout:
     @classmethod
     def from_lengths(cls, lengths: Iterable[int], sequences: Sequence[int] | None = None) -> Layout:
         """Make a layout from document lengths [tokens]; one pack unless `sequences` gives documents per pack."""
-        lengths = wholes("layout: lengths", lengths, 1, MAX_TOKENS)
-        return cls(lengths, (len(lengths),) if sequences is None else sequences)
+        checked = wholes("layout: lengths", lengths, 1, MAX_TOKENS)
+        return cls(checked, (len(checked),) if sequences is None else tuple(sequences))
 
     @property
     def num_documents(self) -> int:

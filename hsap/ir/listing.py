@@ -17,7 +17,7 @@ from hsap.ir.spelling import Words
 class Line(NamedTuple):
     """One instruction as printed. peer: NONE but for transfers. names: the buffers that a copy goes from and to."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # of the instruction; nobody searches the tuple
     op: Op
     role: Role
     peer: int

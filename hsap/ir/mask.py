@@ -75,7 +75,7 @@ class Mask:
         for document, key in enumerate(zip(layout.lengths, _parts(layout, composition), strict=True)):
             if key not in known:
                 try:
-                    known[key] = SliceMask(name, key[0], function(*key))
+                    known[key] = SliceMask(name, key[0], _as_table(name, function(*key)))
                 except ValueError as error:
                     raise ValueError(f"document {document}, of {key[0]} tokens: {error}") from error
             masks.append(known[key])
@@ -169,10 +169,11 @@ def mask_slices(layout: Layout, masks: Masks) -> np.ndarray:
     parts = []
     for mask, length in zip(masks, layout.lengths, strict=True):
         if isinstance(mask, SliceMask):
-            part = mask.slices(length)
-        elif (part := known.get((mask, length))) is None:
-            part = known[mask, length] = MASKS[mask.name].slices(length, *mask.parameters)
-        parts.append(part)
+            parts.append(mask.slices(length))
+            continue
+        if (mask, length) not in known:
+            known[mask, length] = MASKS[mask.name].slices(length, *mask.parameters)
+        parts.append(known[mask, length])
     table = np.concatenate(parts)
     table[:, [Q0, Q1, K0, K1]] += np.repeat(starts, [len(part) for part in parts])[:, None]
     return shrink(table)[0]  # of all documents at once: it takes some thirty calls
@@ -216,7 +217,9 @@ def mask_to_json(masks: Masks | SliceMask) -> Any:
 
 def mask_from_json(data: Any) -> Masks:
     """Read what `mask_to_json` gives; masks among it stay what they are."""
-    return tuple(_one_mask(mask) for mask in data) if isinstance(data, list | tuple) else _one_mask(data)
+    if isinstance(data, list | tuple):
+        return tuple(_one_mask(mask) for mask in data)
+    return data if isinstance(data, Mask) else Mask.parse(data)
 
 
 def _one_mask(data: Any) -> Mask | SliceMask:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Plan:
 
     problem: Problem
     planner: str
-    options: dict
+    options: dict[str, Any]
     shards: Shards
     spans: np.ndarray
     column_rows: np.ndarray
@@ -48,7 +49,7 @@ class Plan:
     chart: tuple[tuple[np.ndarray, np.ndarray], ...]
     own_topology: Topology | None = None
     choice: dict[str, float | str] | None = None
-    _hash: list = field(default_factory=list, init=False, repr=False)
+    _hash: list[Any] = field(default_factory=list, init=False, repr=False)
 
     @property
     def precision(self) -> Precision:
@@ -142,13 +143,15 @@ def choice_from_json(data: object) -> dict[str, float | str] | None:
     """Read a plan's `choice`; ValueError for what is none."""
     if data is None:
         return None
-    instance("a stored plan's choice", data, dict, "seconds or a reason by planner, or null")
-    if not all(type(value) in (float, str) for value in data.values()):
+    choice: dict[str, float | str] = instance(
+        "a stored plan's choice", data, dict, "seconds or a reason by planner, or null"
+    )
+    if not all(type(value) in (float, str) for value in choice.values()):
         raise ValueError("a stored plan's choice has a value that is neither seconds nor a reason")
-    return data
+    return choice
 
 
-def _header(plan: Plan) -> dict:
+def _header(plan: Plan) -> dict[str, Any]:
     header = {"problem": problem_to_json(plan.problem), "planner": plan.planner, "options": plan.options}
     return header if plan.own_topology is None else header | {"topology": str(plan.own_topology)}
 
@@ -167,7 +170,7 @@ def _columns(plan: Plan) -> list[tuple[str, np.ndarray]]:
     return out
 
 
-def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
+def _assemble(header: dict[str, Any], columns: dict[str, np.ndarray]) -> Plan:
     problem = problem_from_json(header["problem"])
     programs, charts, slices = [], [], []
     for m in range(len(problem.masks)):
@@ -177,9 +180,9 @@ def _assemble(header: dict, columns: dict[str, np.ndarray]) -> Plan:
             prefix = f"{m}.{direction}"
             buffers = Buffers(*(columns[f"{prefix}.buffers.{f.name}"] for f in fields(Buffers)))
             names = [f.name for f in fields(Programs) if f.name != "buffers"]
-            pair.append(Programs(*(columns[f"{prefix}.{name}"] for name in names), buffers))
-        programs.append(tuple(pair))
-        charts.append(tuple(columns[f"{m}.{direction}.chart"] for direction in DIRECTIONS))
+            pair.append(Programs(**{name: columns[f"{prefix}.{name}"] for name in names}, buffers=buffers))
+        programs.append((pair[0], pair[1]))
+        charts.append((columns[f"{m}.{DIRECTIONS[0]}.chart"], columns[f"{m}.{DIRECTIONS[1]}.chart"]))
     return Plan(
         problem,
         instance("a stored plan's planner", header["planner"], str, "its name"),

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.program import KV_ROLES, PARTIAL_ROLES, Role, Space
+
+Size = TypeVar("Size", int, np.ndarray)
 
 ALIGNMENT = 256
 """Bytes that every buffer in the arena starts on; the statistics behind the rows are aligned to it too."""
@@ -48,7 +52,7 @@ class Precision:
         return "fp64" if acc else self.stat
 
 
-def _width_class(role, space, acc) -> np.ndarray:
+def _width_class(role: ArrayLike, space: ArrayLike, acc: ArrayLike) -> np.ndarray:
     """0: as the inputs, 1: as on the wire, 2: as an accumulator; vectorised over buffers."""
     travels = np.isin(role, PARTIAL_ROLES) & (np.asarray(space) == Space.ARENA)
     return np.where(acc, 2, np.where(travels, 1, 0))
@@ -66,7 +70,9 @@ def stats_per_row(role: np.ndarray, heads: np.ndarray) -> np.ndarray:
     return heads[..., 1].astype(np.int64) * ((role == Role.O) + 2 * (role == Role.DO))
 
 
-def row_bytes(precision: Precision, role, space, acc, heads, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+def row_bytes(
+    precision: Precision, role: ArrayLike, space: ArrayLike, acc: ArrayLike, heads: np.ndarray, head_dim: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Give (bytes of a row's elements, bytes of its statistics), vectorised over buffers; no alignment."""
     role = np.asarray(role)
     sizes = np.array([DTYPE_BYTES[name] for name in (precision.io, precision.wire, precision.acc)])
@@ -87,6 +93,6 @@ def unit_bytes(precision: Precision, head_dim: int) -> np.ndarray:
     return np.stack(row_bytes(precision, role - 1, space, acc == 1, one_head, head_dim)).astype(np.int64)
 
 
-def aligned(num_bytes):
+def aligned(num_bytes: Size) -> Size:
     """Round up to the alignment of the arena."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from hsap.ir.check import (
     shown,
     whole,
 )
-from hsap.ir.cluster import Cluster
+from hsap.ir.cluster import Cluster as Cluster
 from hsap.ir.heads import DTYPE_BYTES, HeadShape
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, Masks, SliceMask, mask_from_json, mask_slices, mask_to_json, most_slices
@@ -122,10 +123,10 @@ def arena_capacity(problem: Problem, tokens_per_rank: int) -> int:
     """Bytes of the arena (HSAP §3.4): arena_multiple × tokens × heads × dim of the largest shard's q."""
     tokens = problem.max_tokens_per_rank or tokens_per_rank
     q_bytes = tokens * problem.heads.num_q_heads * problem.heads.head_dim * DTYPE_BYTES[problem.heads.dtype]
-    return int(min(problem.arena_multiple * q_bytes, MAX_ARENA))
+    return MAX_ARENA if problem.arena_multiple is None else int(min(problem.arena_multiple * q_bytes, MAX_ARENA))
 
 
-def problem_to_json(problem: Problem) -> dict:
+def problem_to_json(problem: Problem) -> dict[str, Any]:
     """Give a problem as JSON values."""
     return {
         "lengths": list(problem.layout.lengths),
@@ -140,7 +141,7 @@ def problem_to_json(problem: Problem) -> dict:
     }
 
 
-def problem_from_json(data: dict) -> Problem:
+def problem_from_json(data: dict[str, Any]) -> Problem:
     """Read what `problem_to_json` gives."""
     return Problem(
         Layout(data["lengths"], data["sequences"]),

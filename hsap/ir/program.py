@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -215,7 +215,11 @@ COLUMN_WIDTHS = {"buf": 5, "rows": 2, "slices": 2, "heads": 4}
 """Second dimension of the columns that have one."""
 
 
-def typed(columns):
+Columns = TypeVar("Columns", Buffers, Programs)
+
+
+def typed(columns: Columns) -> Columns:
     """Bring the columns of a `Programs` or `Buffers` to their stored dtypes, contiguous in memory."""
     names = [f.name for f in fields(columns) if f.name in COLUMN_DTYPES]
-    return replace(columns, **{n: np.ascontiguousarray(getattr(columns, n), COLUMN_DTYPES[n]) for n in names})
+    arrays: dict[str, Any] = {n: np.ascontiguousarray(getattr(columns, n), COLUMN_DTYPES[n]) for n in names}
+    return replace(columns, **arrays)

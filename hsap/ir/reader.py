@@ -70,8 +70,9 @@ def read_plan(text: str) -> Plan:
             chart = _array(lines.table("block", _block), 6)
             index = _index(lines, len(slices[-1]), problem.heads.num_q_heads)
             pair.append((chart, _programs(lines, problem, topology.intra_sp, index)))
-        charts.append(tuple(chart for chart, _ in pair))
-        programs.append(tuple(streams for _, streams in pair))
+        forward, backward = pair
+        charts.append((forward[0], backward[0]))
+        programs.append((forward[1], backward[1]))
     if lines.current.peek():
         raise lines.current.fail("the end of the text")
     return Plan(
@@ -94,7 +95,7 @@ def read_plan(text: str) -> Plan:
     )
 
 
-def _choice(lines: _Lines) -> dict | None:
+def _choice(lines: _Lines) -> dict[str, Any] | None:
     """Read what planner auto found, where it chose the plan."""
     if not lines.starts("choice"):
         return None
@@ -129,9 +130,9 @@ class _Lines:
         self.current.end()
         self.current = self._next()
 
-    def table(self, word: str, read: Callable[[Words, int], Any]) -> list:
+    def table(self, word: str, read: Callable[[Words, int], Any]) -> list[Any]:
         """Read the lines that begin with `word`; `read` gets the line and how many came before."""
-        out: list = []
+        out: list[Any] = []
         while self.starts(word):
             self.current.word(word)
             out.append(read(self.current, len(out)))
@@ -191,7 +192,7 @@ def _problem(lines: _Lines) -> Problem:
     return problem
 
 
-def _array(rows: list, width: int) -> np.ndarray:
+def _array(rows: list[Any], width: int) -> np.ndarray:
     return np.array(rows, np.int64).reshape(len(rows), width)
 
 
@@ -245,7 +246,7 @@ def _block(line: Words, count: int) -> list[int]:
     return out
 
 
-def _index(lines: _Lines, num_slices: int, num_heads: int) -> array:
+def _index(lines: _Lines, num_slices: int, num_heads: int) -> array[int]:
     """Read the index of what is attended: as many of the slices as query heads could ask for at most."""
     index = array("i")
     most = min(num_slices * num_heads, MAX_INDEX)
@@ -266,7 +267,7 @@ def _index(lines: _Lines, num_slices: int, num_heads: int) -> array:
     return index
 
 
-def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: array) -> Programs:
+def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: array[int]) -> Programs:
     """Read the streams of all ranks for one mask and direction."""
     buffers: list[list[int]] = []
     code: list[list[int]] = []
@@ -297,8 +298,8 @@ def _programs(lines: _Lines, problem: Problem, intra_sp: int, index: array) -> P
         buffer_offsets.append(len(buffers))
         offsets.append(len(code))
     programs = _columns(buffer_offsets, buffers, offsets, code, index)
-    for line, rank, index, names in copies:
-        source, target = place_names(programs.buffers, rank, programs.buf[index, :2].tolist())
+    for line, rank, at, names in copies:
+        source, target = place_names(programs.buffers, rank, programs.buf[at, :2].tolist())
         if names != (source, target):
             raise ValueError(
                 f"line {line.number}: this copy goes from ${source} to ${target}, not ${' to $'.join(names)}"
@@ -343,7 +344,9 @@ def _instruction(line: Words, first_buffer: int, share: list[int]) -> tuple[list
     return [op, role, peer, round_, *buf, *padding, *rows, *slices, *heads], names
 
 
-def _columns(buffer_offsets: list[int], buffers: list, offsets: list[int], code: list, index: array) -> Programs:
+def _columns(
+    buffer_offsets: list[int], buffers: list[Any], offsets: list[int], code: list[Any], index: array[int]
+) -> Programs:
     b, c = _array(buffers, 11), _array(code, 18)
     table = Buffers(np.array(buffer_offsets), b[:, 0], b[:, 1], b[:, 2], b[:, 3:5], b[:, 5:9], b[:, 9], b[:, 10])
     columns = (c[:, 0], c[:, 1], c[:, 2], c[:, 3], c[:, 4:9], c[:, 9:11], c[:, 11:13], c[:, 13:17], c[:, 17])

@@ -95,7 +95,8 @@ def exchanged_bytes(
 
     tokens: int64 [num_groups, intra_sp], rows of each rank. Indices: group, who sends, who receives.
     """
-    row = sum(_share_bytes(role, heads, precision, tokens.shape[1]))
+    elements, statistics = _share_bytes(role, heads, precision, tokens.shape[1])
+    row = elements + statistics
     out = tokens[:, :, None] * row if to_column else tokens[:, None, :] * row[:, None]
     ranks = np.arange(tokens.shape[1])
     out[:, ranks, ranks] = 0

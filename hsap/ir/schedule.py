@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hsap.ir.block import Blocks, Shards
 from hsap.ir.problem import Topology
@@ -29,7 +30,15 @@ class Transfers:
     until: np.ndarray
 
     @classmethod
-    def of(cls, role, shard, src, dst, stage, group=0) -> Transfers:
+    def of(
+        cls,
+        role: ArrayLike,
+        shard: ArrayLike,
+        src: ArrayLike,
+        dst: ArrayLike,
+        stage: ArrayLike,
+        group: ArrayLike = 0,
+    ) -> Transfers:
         """Build from arrays or scalars that broadcast against each other; all within their stage."""
         columns = [np.asarray(column, dtype=np.int64) for column in (role, shard, group, src, dst, stage, stage)]
         shape = np.broadcast_shapes(*(column.shape for column in columns)) or (1,)

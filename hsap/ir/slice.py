@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class Kind(IntEnum):
     """Cut on both sides."""
 
 
-def slices(rows) -> np.ndarray:
+def slices(rows: Iterable[Iterable[int]]) -> np.ndarray:
     """Make a slice table from sequences of six integers: int64 [n, 6], as given (not canonical)."""
     return np.array([tuple(row) for row in rows], dtype=np.int64).reshape(-1, 6)
 
@@ -304,7 +305,7 @@ def _swept(table: np.ndarray) -> tuple[int, int] | None:
             neighbours = [(j, i) for j in living[max(at - 1, 0) : at + 2] if j != i]
         else:
             del living[at]
-            neighbours = [tuple(living[at - 1 : at + 1])] if 0 < at < len(living) else []
+            neighbours = [(living[at - 1], living[at])] if 0 < at < len(living) else []
         for a, b in neighbours:
             if meet(a, b):
                 return min(a, b), max(a, b)

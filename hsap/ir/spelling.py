@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 
 from hsap.ir.check import shown
 from hsap.ir.heads import HeadRun, HeadShape
@@ -30,14 +31,14 @@ MNEMONICS = {
 }
 """How each op is written; a copy's role is joined to it, as in `copy-q`."""
 
-ROLES = {role: role.name.lower() for role in Role if role != Role.NONE}
+ROLES: dict[Role, str] = {role: role.name.lower() for role in Role if role != Role.NONE}
 _ROLE_OF = {role.name.lower(): role for role in Role}
 _OP_OF = {word: op for op, word in MNEMONICS.items() if " " not in word} | {"computing": Op.ATTEND}
 _CREATED = {"$send-op": Op.SEND, "$recv-op": Op.RECV}
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern:
+def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern.replace("N", "(-?[0-9]{1,19})"))
 
 
@@ -56,7 +57,7 @@ class Words:
         """The next word, empty at the end of the line."""
         return self.words[self.at]
 
-    def take(self, pattern: str, expected: str) -> re.Match:
+    def take(self, pattern: str, expected: str) -> re.Match[str]:
         """Take the next word, which must match as a whole."""
         match = _compiled(pattern).fullmatch(self.peek())
         if not match:
@@ -138,7 +139,7 @@ def _shares(heads: HeadShape, intra_sp: int) -> tuple[HeadRun, ...]:
     return heads.shares(intra_sp)
 
 
-def place_names(buffers: Buffers, rank: int, indices) -> tuple[str, ...]:
+def place_names(buffers: Buffers, rank: int, indices: Iterable[int]) -> tuple[str, ...]:
     """Name where buffers live as the paper does: local (the caller's tensors), comm, or comp (accumulators)."""
     first, stop = buffers.offsets[rank], buffers.offsets[rank + 1]
     names = []

@@ -21,7 +21,7 @@ MAGIC = b"hsap-plan-2\n"
 MAX_HEADER_BYTES = 1 << 28
 
 
-def write(header: dict, columns: Sequence[tuple[str, np.ndarray]]) -> bytes:
+def write(header: dict[str, Any], columns: Sequence[tuple[str, np.ndarray]]) -> bytes:
     """Lay a header and named columns out as the bytes of a file."""
     described = [[name, column.dtype.str, list(column.shape)] for name, column in columns]
     text = json.dumps(header | {"columns": described}).encode()
@@ -29,7 +29,7 @@ def write(header: dict, columns: Sequence[tuple[str, np.ndarray]]) -> bytes:
     return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *raw])
 
 
-def read(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+def read(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Read what `write` gives: (header, columns by name); sizes are checked before anything is allocated.
 
     ValueError: not a file of this version, cut short, damaged, or with a column that no plan has. What the header lacks

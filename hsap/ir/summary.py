@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from hsap.ir.program import Programs
 from hsap.ir.schedule import DIRECTIONS, Chart
 
 
-def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) -> dict:
+def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) -> dict[str, Any]:
     """Give a plan's balance, traffic and size.
 
     predicted_s: [mask][direction] times of a cost model, to stand among the figures (None: not there).
@@ -59,7 +60,7 @@ def summary(plan: Plan, predicted_s: Sequence[Sequence[float]] | None = None) ->
     return out
 
 
-def _mask(plan: Plan, mask: int) -> dict:
+def _mask(plan: Plan, mask: int) -> dict[str, Any]:
     heads = plan.problem.heads.num_q_heads
     programs = plan.programs[mask][0]
     pairs = np.zeros(plan.num_ranks, np.int64)
@@ -76,7 +77,7 @@ def _mask(plan: Plan, mask: int) -> dict:
     return out | {name: _traffic(plan, plan.programs[mask][i]) for i, name in enumerate(DIRECTIONS)}
 
 
-def _traffic(plan: Plan, programs: Programs) -> dict:
+def _traffic(plan: Plan, programs: Programs) -> dict[str, Any]:
     carried = flows(plan, programs)
     return {
         "bytes_total": int(carried.num_bytes.sum()),

@@ -7,6 +7,7 @@ tsp          the same decoder with its weights sharded over ranks
 """
 
 import importlib
+from typing import Any
 
 from hsap.models.config import ModelConfig
 
@@ -22,7 +23,7 @@ _HOME_OF = {
 __all__ = ["ModelConfig", *_HOME_OF]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'hsap.models' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hsap.models.{_HOME_OF[name]}"), name)

@@ -14,7 +14,7 @@ from hsap.keys import check, choice, flag, integer, number, read, rule, text
 from hsap.models.scaling import RopeScaling
 
 
-def _positive(default: float):
+def _positive(default: float) -> Any:
     return number("a number above 0", lambda v: v > 0, default=default)
 
 
@@ -156,17 +156,17 @@ class ModelConfig:
         """
         return 6 * (self.num_layers * self.layer_matmul_params + self.vocab_size * self.hidden_dim)
 
-    def attention_forward_flops(self, area: int) -> int:
+    def attention_forward_flops(self, area: float) -> float:
         """FLOPs of one layer's attention forward over `area` visible (q, k) pairs: QK and PV, 2·head_dim each, per
         query head."""
         return FLOPS_PER_PAIR[Op.ATTEND] * area * self.num_q_heads * self.head_dim
 
-    def attention_backward_flops(self, area: int) -> int:
+    def attention_backward_flops(self, area: float) -> float:
         """FLOPs of one layer's attention backward: five products where the forward has two (FlashAttention-2's count,
         2.5 ×)."""
         return FLOPS_PER_PAIR[Op.ATTEND_GRAD] * area * self.num_q_heads * self.head_dim
 
-    def train_flops(self, num_tokens: int, area: int) -> int:
+    def train_flops(self, num_tokens: int, area: float) -> float:
         """Model FLOPs of a forward and backward over `num_tokens`, where a layer's mask shows `area` (q, k) pairs, in
         the mean of all layers."""
         attention = self.attention_forward_flops(area) + self.attention_backward_flops(area)

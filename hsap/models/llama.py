@@ -9,6 +9,7 @@ rows, so ranks issue the same collectives.
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """`rms_norm` with its weight."""
 
-    def __init__(self, dim: int, eps: float, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, eps: float, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
@@ -53,10 +54,10 @@ class RMSNorm(nn.Module):
 class SelfAttention(nn.Module):
     """The projections on both sides of attention; attention itself is between `project` and `merge_heads`."""
 
-    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+    def __init__(self, config: ModelConfig, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.config = config
-        options = {"bias": config.attention_bias != "none", "device": device, "dtype": dtype}
+        options: dict[str, Any] = {"bias": config.attention_bias != "none", "device": device, "dtype": dtype}
         self.q_proj = nn.Linear(config.hidden_dim, config.q_dim, **options)
         self.k_proj = nn.Linear(config.hidden_dim, config.kv_dim, **options)
         self.v_proj = nn.Linear(config.hidden_dim, config.kv_dim, **options)
@@ -81,12 +82,12 @@ class SelfAttention(nn.Module):
         return self.o_proj(o_THD.reshape(o_THD.shape[0], self.config.q_dim))
 
 
-def _once(part: Callable, *inputs):
+def _once(part: Callable[..., Any], *inputs: Any) -> Any:
     """Call a part of a layer, and let autograd keep what it wants."""
     return part(*inputs)
 
 
-def _twice(part: Callable, *inputs):
+def _twice(part: Callable[..., Any], *inputs: Any) -> Any:
     """Call a part of a layer, keep its inputs alone, and call it again in backward."""
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
 
@@ -106,7 +107,9 @@ class Layer(nn.Module):
       attention goes on from its output.
     """
 
-    def __init__(self, config: ModelConfig, layer_index: int, device=None, dtype=None) -> None:
+    def __init__(
+        self, config: ModelConfig, layer_index: int, device: Any = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.checkpointing = config.checkpointing
@@ -115,8 +118,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_dim, config.norm_eps, device, dtype)
         self.mlp = SwiGLU(config, device, dtype)
         if config.compile:
-            self._before_attention = torch.compile(self._before_attention)
-            self._after_attention = torch.compile(self._after_attention)
+            self._before_attention = torch.compile(self._before_attention)  # type: ignore[method-assign]  # this layer's
+            self._after_attention = torch.compile(self._after_attention)  # type: ignore[method-assign]  # this layer's
 
     def forward(self, hidden_TC: Tensor, rope: Rope, attention: Attention, shelf: Shelf | None = None) -> Tensor:
         """Give the hidden state behind the layer. shelf: where what is kept for backward goes; None: nowhere."""
@@ -133,7 +136,7 @@ class Layer(nn.Module):
                 )
             return _twice(self._whole, hidden_TC, rope, _Remembering(attention, shelf))
 
-    def _whole(self, hidden_TC: Tensor, rope: Rope, attention: Attention, run: Callable = _once) -> Tensor:
+    def _whole(self, hidden_TC: Tensor, rope: Rope, attention: Attention, run: Callable[..., Any] = _once) -> Tensor:
         """The three parts; run: calls the outer two."""
         q_THD, k_THD, v_THD = run(self._before_attention, hidden_TC, rope)
         o_THD = attention(q_THD, k_THD, v_THD, self.layer_index)
@@ -155,8 +158,9 @@ class Layer(nn.Module):
 class _Remembering:
     """A layer's attention that attends the first time it is called, and from then on goes on from the outcome."""
 
-    def __init__(self, attention: Attention, shelf: Shelf | None) -> None:
-        self.attention, self.shelf, self.kept = attention, shelf, None
+    def __init__(self, attention: Any, shelf: Shelf | None) -> None:
+        self.attention, self.shelf = attention, shelf
+        self.kept: Any = None
 
     def __call__(self, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer_index: int) -> Tensor:
         if self.kept is None:
@@ -165,7 +169,7 @@ class _Remembering:
             return o_THD
         return self.attention.resumed(q_THD, k_THD, v_THD, self._each(self.kept, "get"))
 
-    def _each(self, kept, way: str):
+    def _each(self, kept: Any, way: str) -> Any:
         if self.shelf is None:
             return kept
         move = getattr(self.shelf, way)
@@ -175,18 +179,20 @@ class _Remembering:
 class Head(nn.Linear):
     """The lm head and the loss in one module, so that its weight is used, and gathered, by its own forward."""
 
-    def forward(self, hidden_TC: Tensor, targets_T: Tensor | None, per_token: bool, *chunks: int | None) -> Tensor:
+    def forward(  # type: ignore[override]  # a linear layer to those who look for its weight, not to callers
+        self, hidden_TC: Tensor, targets_T: Tensor | None, per_token: bool, chunk_tokens: int, chunk_vocab: int | None
+    ) -> Tensor:
         """Give the loss; chunks: rows and words, as of `token_loss_sum`. Without targets: the logits."""
         if targets_T is None:
             return super().forward(hidden_TC)
         loss = token_losses if per_token else token_loss_sum
-        return loss(hidden_TC, self.weight, targets_T, *chunks)
+        return loss(hidden_TC, self.weight, targets_T, chunk_tokens, chunk_vocab)
 
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: everything that Hugging Face names `model.…`."""
 
-    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+    def __init__(self, config: ModelConfig, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim, device=device, dtype=dtype)
@@ -212,7 +218,7 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """Llama decoder with its loss; `build_model` also draws the weights from a seed."""
 
-    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+    def __init__(self, config: ModelConfig, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.config = config
         self.model = Decoder(config, device, dtype)
@@ -254,7 +260,7 @@ class Llama(nn.Module):
 def initialise(
     model: Llama,
     seed: int,
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = lambda parameter: nullcontext(),
+    gathered: Callable[[nn.Parameter], AbstractContextManager[Any]] = lambda parameter: nullcontext(),
 ) -> None:
     """Draw every parameter from its own generator, seeded by `seed` and the parameter's name.
 
@@ -285,7 +291,7 @@ def shapes(config: ModelConfig) -> dict[str, nn.Parameter]:
     return dict(Llama(config, device="meta").named_parameters())
 
 
-def build_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device=None) -> Llama:
+def build_model(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Llama:
     """Make a decoder with weights that depend on the config and the seed alone."""
     model = Llama(config, device=device, dtype=dtype)
     initialise(model, seed)

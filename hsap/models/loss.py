@@ -2,6 +2,7 @@
 are never whole in memory."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,15 @@ class _TokenLossSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_TC, weight_VC, targets_T, chunk_tokens, chunk_vocab, with_grad):
+    def forward(
+        ctx: Any,
+        hidden_TC: Tensor,
+        weight_VC: Tensor,
+        targets_T: Tensor,
+        chunk_tokens: int,
+        chunk_vocab: int | None,
+        with_grad: bool,
+    ) -> Tensor:
         wide = wide_dtype(hidden_TC.dtype)
         total = hidden_TC.new_zeros((), dtype=torch.float64)
         if with_grad:
@@ -80,7 +89,7 @@ class _TokenLossSum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_total):
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (
             (gradient * grad_total).to(dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )

@@ -1,5 +1,7 @@
 """Feed-forward: gated, and over chunks of rows where what is as wide as it would be too much for all rows at once."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,9 +20,9 @@ class SwiGLU(nn.Module):
     gathered with it.
     """
 
-    def __init__(self, config: ModelConfig, device=None, dtype=None) -> None:
+    def __init__(self, config: ModelConfig, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        options = {"bias": False, "device": device, "dtype": dtype}
+        options: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
         self.chunk_tokens = config.mlp_chunk_tokens
         self.gate_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
         self.up_proj = nn.Linear(config.hidden_dim, config.ffn_dim, **options)
@@ -45,7 +47,7 @@ class _ChunkedSwiGLU(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_TC, gate_FC, up_FC, down_CF, chunk_tokens):
+    def forward(ctx: Any, x_TC: Tensor, gate_FC: Tensor, up_FC: Tensor, down_CF: Tensor, chunk_tokens: int) -> Tensor:
         ctx.save_for_backward(x_TC, gate_FC, up_FC, down_CF)
         ctx.chunk_tokens = chunk_tokens
         out_TC = torch.empty_like(x_TC)
@@ -57,7 +59,7 @@ class _ChunkedSwiGLU(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, do_TC):
+    def backward(ctx: Any, do_TC: Tensor) -> tuple[Tensor | None, ...]:
         x_TC, gate_FC, up_FC, down_CF = ctx.saved_tensors
         dx_TC = torch.empty_like(x_TC)
         dgate, dup, ddown = (torch.zeros_like(w, dtype=wide_dtype(w.dtype)) for w in (gate_FC, up_FC, down_CF))
@@ -78,7 +80,9 @@ def gated_gradients(gate_NF: Tensor, up_NF: Tensor, dact_NF: Tensor) -> tuple[Te
     return act_NF, torch.ops.aten.silu_backward(up_NF, gate_NF), dact_NF
 
 
-def _add_chunk(x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple, gradients: tuple) -> None:
+def _add_chunk(
+    x_NC: Tensor, do_NC: Tensor, dx_NC: Tensor, weights: tuple[Tensor, ...], gradients: tuple[Tensor, ...]
+) -> None:
     """Put the gradient of a chunk's rows into dx and add those of the weights."""
     gate_FC, up_FC, down_CF = weights
     act_NF, dgate_NF, dup_NF = gated_gradients(x_NC @ gate_FC.t(), x_NC @ up_FC.t(), do_NC @ down_CF)

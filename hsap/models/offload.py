@@ -128,7 +128,7 @@ class Shelf:
             if self.at != self.last:
                 item.host, item.copy = self.mover.leave(there)
         item = items[storage.data_ptr()]
-        return Handle(item, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return Handle(item, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def get(self, kept: Tensor | Handle) -> Tensor:
         """Give back what `put` took. The first that a layer asks for brings all of it, and starts the next below."""
@@ -136,6 +136,7 @@ class Shelf:
             return kept
         if kept.item.layer != self.at or kept.item.there is None:
             self._turn(kept.item.layer)
+        assert kept.item.there is not None, "it came back with its layer"
         whole = kept.item.there.view(kept.dtype)
         return whole.as_strided(kept.shape, kept.stride, kept.offset)
 
@@ -162,5 +163,5 @@ class Shelf:
 
     def _fetch(self, layer: int) -> None:
         for item in self.items[layer].values():
-            if item.there is None:
+            if item.there is None and item.host is not None:
                 item.there, item.copy = self.mover.come(item.host)

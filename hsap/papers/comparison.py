@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 TIE = 1.03
 """Ratios within so much of 1 name no winner."""
@@ -41,7 +42,7 @@ class Spread:
         low, high = f"{self.low:.2f}", f"{self.high:.2f}"
         return f"{self.middle:.2f}" if low == high else f"{self.middle:.2f} ({low} to {high})"
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {"middle": self.middle, "low": self.low, "high": self.high, "values": len(self.values)}
 
 
@@ -87,11 +88,11 @@ class Table:
     source: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    figures: tuple[dict, ...]
+    figures: tuple[dict[str, Any], ...]
     assumptions: tuple[str, ...]
     findings: tuple[str, ...] = ()
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "title": self.title,
@@ -113,7 +114,7 @@ class Table:
         return [("Assumed", text) for text in self.assumptions] + [("Found", text) for text in self.findings]
 
 
-def counted(parts: Sequence[dict]) -> str:
+def counted(parts: Sequence[dict[str, Any]]) -> str:
     """Count the agreements of parts: `5 inside our range, 3 near`, the most frequent first."""
     verdicts = [part["agreement"] for part in parts]
     order = sorted(set(verdicts), key=lambda verdict: (-verdicts.count(verdict), verdict))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from hsap.ir.check import Refused
 from hsap.ir.cluster import Cluster
@@ -70,7 +71,7 @@ def table2(draw: Draw, seeds: int) -> Table:
     )
 
 
-def _hybrid(cell: dict, cluster: Cluster, draw: Draw, seeds: int) -> dict:
+def _hybrid(cell: dict[str, Any], cluster: Cluster, draw: Draw, seeds: int) -> dict[str, Any]:
     tokens, topology = cell["max_seq_len"], Topology(cell["sp"], 1)
     blind = priced([tokens], HEADS, topology, cluster, "distflash")
     packs = [(kind, draw(kind, tokens, seed)) for kind in KINDS for seed in range(seeds)]
@@ -102,7 +103,7 @@ def _hybrid(cell: dict, cluster: Cluster, draw: Draw, seeds: int) -> dict:
     }
 
 
-def _hybrid_findings(doubts: str | None, figures: list[dict], cluster: Cluster) -> tuple[str, ...]:
+def _hybrid_findings(doubts: str | None, figures: list[dict[str, Any]], cluster: Cluster) -> tuple[str, ...]:
     told = [f"{reading}: {counted([f['readings'][reading] for f in figures])}" for reading in READINGS]
     if two := [f for f in figures if f["sp"] == 2]:
         told.append(_two_ranks(two))
@@ -114,7 +115,7 @@ def _hybrid_findings(doubts: str | None, figures: list[dict], cluster: Cluster) 
     return (*told, *([doubts] if doubts else []))
 
 
-def _two_ranks(figures: list[dict]) -> str:
+def _two_ranks(figures: list[dict[str, Any]]) -> str:
     ratio = median(f["readings"][SKIPS]["ours"].middle for f in figures)
     known = [f["published"] for f in figures]
     said = (
@@ -142,7 +143,7 @@ def _across_nodes(ratios: list[Spread]) -> str:
     )
 
 
-def _waited_for_links(figure: dict, cluster: Cluster) -> str:
+def _waited_for_links(figure: dict[str, Any], cluster: Cluster) -> str:
     published_s = figure["published_distflash_ms"] * 1e-3
     rate, ours = figure["blind_received_bytes"] / published_s, cluster.inter_bytes_per_s
     said = (
@@ -203,38 +204,40 @@ NAMES = {DISTFLASH: "DistFlashAttn", ULYSSES: "Ulysses"}
 """What HSAP is set beside, in words."""
 
 
-def _scaling(cell: dict, cluster: Cluster) -> dict:
+def _scaling(cell: dict[str, Any], cluster: Cluster) -> dict[str, Any]:
     gpus = cell["gpus"]
     lengths = [gpus * cell["tokens_per_gpu"]]
 
-    def seconds(topology: Topology, planner: str, **options) -> float:
+    def seconds(topology: Topology, planner: str, **options: Any) -> float:
         return priced(lengths, HEADS, topology, cluster, planner, **options).predicted_s
 
+    ulysses: float | None
     refused = None
     try:
         ulysses = seconds(Topology(1, gpus), "sap")
     except Refused as error:
         ulysses, refused = None, str(error)
     hsap = [seconds(Topology(gpus // intra, intra), "sap") for intra in INTRA]
-    ours = {
+    ours: dict[str, float | None] = {
         ULYSSES: ulysses,
         DISTFLASH: seconds(Topology(gpus, 1), "distflash"),
         HSAP: hsap[0],
         BY_BLOCKS: seconds(Topology(gpus // INTRA[0], INTRA[0]), "sap", balance="blocks"),
     }
-    compared: dict[str, dict | None] = {}
+    compared: dict[str, dict[str, Any] | None] = {}
     for over in NAMES:
-        if ours[over] is None or cell[over] is None:
+        other = ours[over]
+        if other is None or cell[over] is None:
             compared[over] = None
             continue
-        ratio, spread = cell[HSAP] / cell[over], Spread.of([s / ours[over] for s in hsap], hsap[0] / ours[over])
+        ratio, spread = cell[HSAP] / cell[over], Spread.of([s / other for s in hsap], hsap[0] / other)
         compared[over] = {"published": ratio, "ours": spread, "agreement": agreement(ratio, spread)}
     known = {method: cell[method] for method in _METHODS}
     conditions = {"tokens_per_gpu": cell["tokens_per_gpu"], "gpus": gpus}
     return conditions | {"published_ms": known, "ours_s": ours, "refused": refused, "hsap_over": compared}
 
 
-def _scaling_findings(figures: list[dict]) -> tuple[str, ...]:
+def _scaling_findings(figures: list[dict[str, Any]]) -> tuple[str, ...]:
     told = [
         f"HSAP over {name}: {counted([f['hsap_over'][over] for f in figures if f['hsap_over'][over]])}"
         for over, name in NAMES.items()
@@ -248,7 +251,7 @@ def _scaling_findings(figures: list[dict]) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _computing(figures: list[dict]) -> str:
+def _computing(figures: list[dict[str, Any]]) -> str:
     factors = {f["gpus"]: f["published_ms"][HSAP] * 1e-3 / f["ours_s"][HSAP] for f in figures}
     said = ", ".join(f"{factor:.2f} at {gpus} GPUs" for gpus, factor in factors.items())
     told = (
@@ -260,7 +263,7 @@ def _computing(figures: list[dict]) -> str:
     return f"{told}: heads, documents or kernels were others than we assume"
 
 
-def _by_blocks(figures: list[dict]) -> str:
+def _by_blocks(figures: list[dict[str, Any]]) -> str:
     ratios = {
         f["gpus"]: (f["ours_s"][BY_BLOCKS] / f["ours_s"][DISTFLASH], f["hsap_over"][DISTFLASH]["published"])
         for f in figures
@@ -275,7 +278,7 @@ def _by_blocks(figures: list[dict]) -> str:
     return f"{told}: the paper may have counted so"
 
 
-def _refused(figures: list[dict]) -> str:
+def _refused(figures: list[dict[str, Any]]) -> str:
     gpus = " and ".join(str(each) for each in sorted({f["gpus"] for f in figures}))
     told = f"Ulysses on {gpus} GPUs: ours refuses it, as so many ranks can't share {HEADS.num_q_heads} heads; the paper"
     if all(f["published_ms"][ULYSSES] is None for f in figures):

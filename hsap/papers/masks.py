@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.schedule import DIRECTIONS
 from hsap.ir.slice import area
@@ -26,7 +28,7 @@ LT_PADDED, TE = "LT padded", "TE"
 BASELINES = (*RFA, LT_PADDED, TE)
 """What the paper measures DCP against."""
 LT, DCP, RELAYED, NESTED, AUTO = "LT", "DCP", "DCP relay", "nested", "auto"
-METHODS: dict[str, tuple[str, dict]] = {
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     RFA[0]: ("ring", {}),
     RFA[1]: ("zigzag", {}),
     LT_PADDED: ("loongtrain", {}),
@@ -105,11 +107,12 @@ def figure14(draw: Draw, seeds: int) -> Table:
     for mask, spelled in SPARSE.items():
         for scale in SCALES:
             found = [_times(_pack(draw, scale, seed), spelled, MASKED, cluster) for seed in range(seeds)]
-            figure = {"mask": mask, "scale": scale, "mean_s": _means(found), "directions_s": _directions(found)}
+            means = _means(found)
+            figure = {"mask": mask, "scale": scale, "mean_s": means, "directions_s": _directions(found)}
             over = {name: _speed_up(found, TE, name) for name in MASKED[1:]}
             pairs = sum(_visible_pairs(_pack(draw, scale, seed), spelled) for seed in range(seeds))
             figures.append(figure | {"over_te": over, "visible_pairs": pairs / seeds})
-            times = (milliseconds(figure["mean_s"][name]) for name in MASKED)
+            times = (milliseconds(means[name]) for name in MASKED)
             rows.append((mask, f"{scale:g}", *times, *(str(over[name]) for name in MASKED[1:])))
     return Table(
         "dcp14",
@@ -133,7 +136,7 @@ def _pack(draw: Draw, scale: float, seed: int) -> list[int]:
 
 def _visible_pairs(lengths: Sequence[int], mask: str) -> int:
     """Pairs of a query and a key that a mask shows."""
-    return int(area(Problem(Layout.from_lengths(lengths), HEADS, TOPOLOGY, ((mask, 1),)).slices(0)).sum())
+    return int(area(Problem(Layout.from_lengths(lengths), HEADS, TOPOLOGY, ((Mask.parse(mask), 1),)).slices(0)).sum())
 
 
 def _pack_words(seeds: int) -> tuple[str, ...]:
@@ -157,16 +160,16 @@ def _times(
             found[name], found[RELAYED] = both
         elif name != RELAYED:
             found[name] = priced(held, HEADS, TOPOLOGY, cluster, planner, mask, **options)
-    return {name: tuple(found[name].seconds(direction) for direction in DIRECTIONS) for name in methods}
+    return {name: (found[name].seconds("forward"), found[name].seconds("backward")) for name in methods}
 
 
-def _speed_up(found: Sequence[dict], over: str, name: str) -> Spread:
+def _speed_up(found: Sequence[dict[str, Any]], over: str, name: str) -> Spread:
     """How much faster a method is: of the mean times, as the paper averages batches, and of every pack."""
     means = _means(found)
     return Spread.of([sum(times[over]) / sum(times[name]) for times in found], means[over] / means[name])
 
 
-def _directions(found: Sequence[dict]) -> dict[str, dict[str, float]]:
+def _directions(found: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean seconds of each direction over packs."""
     return {
         name: {d: sum(times[name][i] for times in found) / len(found) for i, d in enumerate(DIRECTIONS)}
@@ -174,12 +177,14 @@ def _directions(found: Sequence[dict]) -> dict[str, dict[str, float]]:
     }
 
 
-def _means(found: Sequence[dict]) -> dict[str, float]:
+def _means(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean seconds of both directions over packs, as the paper averages batches."""
     return {name: sum(each.values()) for name, each in _directions(found).items()}
 
 
-def _causal(scale: float, cell: float | None, found: Sequence[dict]) -> tuple[dict, dict[str, Spread]]:
+def _causal(
+    scale: float, cell: float | None, found: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Spread]]:
     means = _means(found)
     best = min(BASELINES, key=means.__getitem__)
     over = {name: _speed_up(found, best, name) for name in (DCP, RELAYED, NESTED, AUTO)}
@@ -197,7 +202,7 @@ def _causal(scale: float, cell: float | None, found: Sequence[dict]) -> tuple[di
     return figure, over | {LT: unpadded}
 
 
-def _causal_findings(figures: Sequence[dict]) -> tuple[str, ...]:
+def _causal_findings(figures: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     means = [f["over_next_best"][DCP].middle for f in figures]
     falls = all(a >= b for a, b in itertools.pairwise(means))
     first, last = figures[0], figures[-1]
@@ -210,7 +215,7 @@ def _causal_findings(figures: Sequence[dict]) -> tuple[str, ...]:
     )
 
 
-def _baselines(figures: Sequence[dict]) -> str:
+def _baselines(figures: Sequence[dict[str, Any]]) -> str:
     worst = {max(BASELINES, key=f["mean_s"].__getitem__) for f in figures}
     said = (
         f"the next best baseline is {' or '.join(sorted({f['next_best'] for f in figures}))}, in the paper LT at scale "
@@ -224,7 +229,7 @@ def _baselines(figures: Sequence[dict]) -> str:
     )
 
 
-def _unpadded(first: dict, last: dict) -> str:
+def _unpadded(first: dict[str, Any], last: dict[str, Any]) -> str:
     """DCP beside LT that knows lengths, where documents are shortest and where they are longest."""
     short, long = (figure["dcp_over_unpadded_lt"].middle for figure in (first, last))
     known = "" if first["published"] is None else f", where the paper has {first['published']:g} over LT"
@@ -242,7 +247,7 @@ def _unpadded(first: dict, last: dict) -> str:
     )
 
 
-def _sparse_findings(figures: Sequence[dict], most: float) -> tuple[str, ...]:
+def _sparse_findings(figures: Sequence[dict[str, Any]], most: float) -> tuple[str, ...]:
     highest = {mask: max(f["over_te"][DCP].middle for f in figures if f["mask"] == mask) for mask in SPARSE}
     pairs = {mask: sum(f["visible_pairs"] for f in figures if f["mask"] == mask) for mask in SPARSE}
     said = ", ".join(f"{mask} {value:.2f}" for mask, value in highest.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from hsap.ir.cluster import Cluster
 from hsap.ir.effects import flows
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
+from hsap.ir.mask import Mask
 from hsap.ir.problem import Problem, Topology
 from hsap.sim import Timeline
 
@@ -28,11 +30,11 @@ def priced(
     cluster: Cluster,
     planner: str,
     mask: str = "causal",
-    **options,
+    **options: Any,
 ) -> Timeline:
     """Plan one layer's attention of a pack and run it against the clock of `cluster`, forward and backward."""
     layout = Layout.from_lengths(lengths)
-    return simulate(compile(Problem(layout, heads, topology, ((mask, 1),), cluster), planner, **options))
+    return simulate(compile(Problem(layout, heads, topology, ((Mask.parse(mask), 1),), cluster), planner, **options))
 
 
 def priced_with_relay(
@@ -42,10 +44,10 @@ def priced_with_relay(
     cluster: Cluster,
     planner: str,
     mask: str,
-    options: dict,
+    options: dict[str, Any],
 ) -> tuple[Timeline, Timeline]:
     """The same without and with relayed rows: (as the planner has it, relayed), from one choice of the planner's."""
-    problem = Problem(Layout.from_lengths(lengths), heads, topology, ((mask, 1),), cluster)
+    problem = Problem(Layout.from_lengths(lengths), heads, topology, ((Mask.parse(mask), 1),), cluster)
     strategy = planners.run(planner, problem, options)
     plain = build(problem, strategy, planner, options)
     relay = build(problem, planners.relayed(strategy), planner, options | {planners.RELAY: True})

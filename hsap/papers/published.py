@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).with_name("published.json")
 
@@ -21,7 +22,7 @@ class Published:
     """
 
     source: str
-    cells: tuple[dict, ...]
+    cells: tuple[dict[str, Any], ...]
     quotes: tuple[str, ...] = ()
     doubts: str | None = None
 

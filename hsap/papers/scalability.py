@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -55,7 +56,8 @@ def figure5(draw: Draw, seeds: int) -> Table:
     known, cluster = published("5"), Cluster.preset(CLUSTER, nodes=GPUS // NODE)
     figures, rows = [], []
     for length in LENGTHS:
-        figure, row = {"seq_len": length}, [f"{length >> 10}K"]
+        figure: dict[str, Any] = {"seq_len": length}
+        row = [f"{length >> 10}K"]
         for method in (MEGATRON, RING, ULYSSES, HSAP):
             figure[method], shown = _best(list(_ways(method, length, cluster)), length, cluster.capacity_bytes)
             row.append(shown)
@@ -133,10 +135,10 @@ def _megatron(length: int, stages: int, cluster: Cluster) -> Iterator[Way]:
         in_flight = layers * min(stages, turns)
         kept = tokens * (in_flight * rest + (1 if again else in_flight) * saved)
         needs = (2 + 4 + 12 / dp) * params + kept + working + reserve_bytes(cluster)
-        yield Way(f"dp {dp}, {stages} stages{AGAIN * again}", turn * (turns + stages - 1) + once, needs)
+        yield Way(f"dp {dp}, {stages} stages{AGAIN * again}", float(turn * (turns + stages - 1) + once), needs)
 
 
-def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict, str]:
+def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict[str, Any], str]:
     """The fastest way that fits, or how much the smallest one lacks."""
     fitting = [way for way in ways if way.needs_bytes <= capacity]
     if not fitting:
@@ -151,7 +153,7 @@ def _best(ways: list[Way], length: int, capacity: float) -> tuple[dict, str]:
     return figure, f"{tflops:.0f} ({way.shape})"
 
 
-def _findings(figures: list[dict]) -> tuple[str, ...]:
+def _findings(figures: list[dict[str, Any]]) -> tuple[str, ...]:
     methods = (MEGATRON, RING, ULYSSES, HSAP)
     longest = {m: max((f["seq_len"] for f in figures if f[m]["tflops"]), default=0) for m in methods}
     lengths = ", ".join(f"{m} {longest[m] >> 10}K" for m in sorted(methods, key=longest.__getitem__))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from hsap.ir.cluster import Cluster
 from hsap.ir.heads import HeadShape
@@ -91,7 +92,7 @@ def real_part(lengths: Sequence[int], context: int) -> float:
     return sum(min(length, context) for length in lengths) / (len(lengths) * context)
 
 
-def _cell(cell: dict, cluster: Cluster, draw: Draw, seeds: int, packing_s: float) -> dict:
+def _cell(cell: dict[str, Any], cluster: Cluster, draw: Draw, seeds: int, packing_s: float) -> dict[str, Any]:
     context, dataset = cell["context"], STAND_INS[cell["dataset"]]
     topology = _topology(cell["topology"])
     hsap = Spread.of(
@@ -108,7 +109,12 @@ def _cell(cell: dict, cluster: Cluster, draw: Draw, seeds: int, packing_s: float
     return out | {"packing_tokens_per_s_per_gpu": packing}
 
 
-def _findings(cells: Sequence[dict], doubts: str | None, figures: Sequence[dict], packing: dict) -> tuple[str, ...]:
+def _findings(
+    cells: Sequence[dict[str, Any]],
+    doubts: str | None,
+    figures: Sequence[dict[str, Any]],
+    packing: dict[tuple[Any, Any], float],
+) -> tuple[str, ...]:
     told = [
         f"HSAP over packing: {counted([f['hsap_over_packing'] for f in figures])}",
         f"batching over packing: {counted([f['batching_over_packing'] for f in figures])}",
@@ -128,7 +134,7 @@ def _findings(cells: Sequence[dict], doubts: str | None, figures: Sequence[dict]
     return (*told, _batching(figures), *([doubts] if doubts else []))
 
 
-def _batching(figures: Sequence[dict]) -> str:
+def _batching(figures: Sequence[dict[str, Any]]) -> str:
     """What padded batches reach at the shortest context, where they lose least, and at worst."""
     context = min(f["context"] for f in figures)
     parts = [f["batching_over_packing"] for f in figures if f["context"] == context]

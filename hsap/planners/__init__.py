@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hsap.ir.check import Refused, instance, one_of, shown
 from hsap.ir.problem import Problem
@@ -198,7 +199,7 @@ def find(name: str) -> Planner:
     return PLANNERS[name]
 
 
-def run(name: str, problem: Problem, options: dict) -> Strategy:
+def run(name: str, problem: Problem, options: dict[str, Any]) -> Strategy:
     """Let a planner choose; ValueError where `check_options` finds one."""
     check_options(name, options)
     planner = find(name)
@@ -226,7 +227,7 @@ def options_of(name: str) -> dict[str, object]:
     return own | {RELAY: False} if planner.may_relay else own
 
 
-def listing() -> list[dict]:
+def listing() -> list[dict[str, Any]]:
     """Say what there is to choose from: name, paper, summary and options of every planner, auto last."""
     told = [(name, planner.paper, planner.summary) for name, planner in PLANNERS.items()]
     return [
@@ -235,7 +236,7 @@ def listing() -> list[dict]:
     ]
 
 
-def check_options(name: str, options: dict) -> None:
+def check_options(name: str, options: dict[str, Any]) -> None:
     """Refuse, by ValueError, an option that the planner doesn't know and a value that a stored plan can't keep."""
     known = options_of(name)
     for option, value in options.items():

@@ -100,7 +100,17 @@ def even_areas(
 
 
 @loop
-def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
+def _relieve(
+    busy: int,
+    goal: float,
+    mine: np.ndarray,
+    rank: np.ndarray,
+    load: np.ndarray,
+    area: np.ndarray,
+    sides: np.ndarray,
+    uses: np.ndarray,
+    price: np.ndarray,
+) -> bool:
     """Move blocks off a rank until it is at the goal or can give none; False where it gave none.
 
     mine: its blocks. rank, load: of all blocks and ranks so far, updated. sides: query and KV shard of each block.
@@ -130,7 +140,17 @@ def _relieve(busy, goal, mine, rank, load, area, sides, uses, price):
 
 
 @loop
-def _cheapest(busy, goal, limit, mine, load, area, sides, uses, price):
+def _cheapest(
+    busy: int,
+    goal: float,
+    limit: float,
+    mine: np.ndarray,
+    load: np.ndarray,
+    area: np.ndarray,
+    sides: np.ndarray,
+    uses: np.ndarray,
+    price: np.ndarray,
+) -> tuple[int, int]:
     """Move with the least extra traffic per area shed that lifts no rank over a limit: (to, place in `mine`) or -1s.
 
     Where it is equal (mostly at nothing), the receiver with the most room, then the first.

@@ -41,7 +41,7 @@ from hsap.ir.check import Refused, excess, whole
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.problem import Problem
 from hsap.ir.program import Op, Role
-from hsap.ir.schedule import AHEAD, DIRECTIONS, OUTPUTS, Schedule, Strategy, Transfers
+from hsap.ir.schedule import AHEAD, OUTPUTS, Schedule, Strategy, Transfers
 from hsap.ir.sort import distinct
 from hsap.ir.span import ranges
 from hsap.planners.divisions import Needs, divide
@@ -149,12 +149,15 @@ class _Choice:
             first = last
         return Strategy(
             shards,
-            *(tuple(_outputs_last(shards, s, d, num_divisions) for s in schedules) for d in DIRECTIONS),
+            tuple(_outputs_last(shards, s, "forward", num_divisions) for s in schedules),
+            tuple(_outputs_last(shards, s, "backward", num_divisions) for s in schedules),
             num_groups,
             ahead=AHEAD,
         )
 
-    def _schedule(self, problem: Problem, shards: Shards, blocks: Blocks, rank, num_divisions: int) -> Schedule:
+    def _schedule(
+        self, problem: Problem, shards: Shards, blocks: Blocks, rank: np.ndarray, num_divisions: int
+    ) -> Schedule:
         num_groups = len(self.sizes)
         block, group = np.divmod(np.arange(len(rank)), num_groups)
         reads = np.stack([blocks.q[block], len(shards) + blocks.kv[block]], axis=1) * num_groups + group[:, None]

@@ -39,7 +39,7 @@ def divide(needs: Needs, num_ranks: int, num_divisions: int) -> np.ndarray:
 
 
 @loop
-def _greedy(needs, order, first, num_ranks, num_divisions):
+def _greedy(needs: Needs, order: np.ndarray, first: np.ndarray, num_ranks: int, num_divisions: int) -> np.ndarray:
     division = np.full(len(order), num_divisions - 1)
     fetched = np.zeros((num_ranks, len(needs.home)), np.bool_)
     total = np.zeros(num_ranks, np.int64)
@@ -73,7 +73,7 @@ def _greedy(needs, order, first, num_ranks, num_divisions):
 
 
 @loop
-def _fetch(needs, fetched, moved, rank, data):
+def _fetch(needs: Needs, fetched: np.ndarray, moved: np.ndarray, rank: int, data: int) -> None:
     """Count a data block at both ends the first time that a rank reads it from elsewhere."""
     home = needs.home[data]
     if home != rank and not fetched[rank, data]:

@@ -52,7 +52,7 @@ def best_filling(lengths: np.ndarray, rings: np.ndarray, num_ranks: int, slack: 
     """Search the settings of `fill`: (document, rank, first, stop) of each share, as `fill` gives them."""
     area = rings.sum(axis=1)
     order = np.argsort(-(area / lengths), kind="stable")
-    best, best_key = None, (np.inf, np.inf)
+    best, best_key = np.zeros((0, 4), np.int64), (np.inf, np.inf)
     for used, gap, fit in itertools.product(USED_SLACK, GAPS, (True, False)):
         shares, cost, excess = fill(lengths, rings, order, num_ranks, used * slack, gap * slack, fit)
         key = (max(excess - slack, 0.0), cost)
@@ -80,7 +80,9 @@ def ring_areas(problem: Problem, documents: np.ndarray) -> np.ndarray:
     return rings
 
 
-def zigzag_pieces(documents: np.ndarray, document, rank, first, stop) -> Shards:
+def zigzag_pieces(
+    documents: np.ndarray, document: np.ndarray, rank: np.ndarray, first: np.ndarray, stop: np.ndarray
+) -> Shards:
     """Turn shares of documents into spans: tokens [first, stop) in the order first row, last row, second row, …"""
     start, end = documents[document].T
     early = np.stack([start + first // 2, start + stop // 2], axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Hypergraph:
         return len(self.weight)
 
     @classmethod
-    def of(cls, weight, num_bytes, edge, vertex) -> Hypergraph:
+    def of(cls, weight: np.ndarray, num_bytes: np.ndarray, edge: np.ndarray, vertex: np.ndarray) -> Hypergraph:
         """Build from distinct (edge, vertex) pairs; edges of fewer than two vertices tie nothing and are left out."""
         degree = np.bincount(edge, minlength=len(num_bytes))
         kept = degree >= 2
@@ -69,7 +70,9 @@ class Hypergraph:
         return Hypergraph.of(self.loads(cluster, num_clusters), self.num_bytes, edge, vertex)
 
 
-def cells_hypergraph(tokens: np.ndarray, cells: list, group_work: np.ndarray, group_bytes: np.ndarray) -> Hypergraph:
+def cells_hypergraph(
+    tokens: np.ndarray, cells: list[Any], group_work: np.ndarray, group_bytes: np.ndarray
+) -> Hypergraph:
     """Build DCP's hypergraph: token blocks first, then the computation blocks of every mask.
 
     tokens: int64 [num_token_blocks]. cells: (q block, kv block, visible pairs, layers) of each mask. group_work: query

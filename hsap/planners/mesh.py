@@ -72,7 +72,9 @@ def chunks(problem: Problem, num_ranks: int, slack: float) -> Shards:
 
 
 @loop
-def deal_whole(lengths, areas, documents, num_ranks, mean):
+def deal_whole(
+    lengths: np.ndarray, areas: np.ndarray, documents: np.ndarray, num_ranks: int, mean: np.ndarray
+) -> tuple[np.ndarray, float]:
     """Give whole documents to ranks in turn, each to the one that it leaves least busy: (rank of each, excess).
 
     documents: those to give, in order. mean: tokens and area that count as one. Busy is the larger of both. The

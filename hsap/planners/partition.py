@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
+from typing import Any
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def one_weight(graph: Hypergraph) -> np.ndarray:
 
 
 @functools.cache
-def _solver():
+def _solver() -> tuple[Any, Any, Any]:
     """Load the solver once: (module, solver, context with its settings)."""
     try:
         import mtkahypar

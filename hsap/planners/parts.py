@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def split_by_need(problem: Problem, shards: Shards, *placements: Placement) -> S
     return grouped(borders, at, mark)
 
 
-def _needs(pieces: np.ndarray, q_home: np.ndarray, kv_home: np.ndarray, place: Placement) -> list[tuple]:
+def _needs(pieces: np.ndarray, q_home: np.ndarray, kv_home: np.ndarray, place: Placement) -> list[tuple[Any, ...]]:
     """List which query rows and which KV rows are needed away from home: (first, stop, rank) of both."""
     rank = place(q_home, kv_home)
     found = []

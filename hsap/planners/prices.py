@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hsap.ir.precision import Precision, row_bytes
@@ -10,13 +12,14 @@ from hsap.ir.program import KV_ROLES, Role, Space
 from hsap.ir.schedule import INPUTS, OUTPUTS
 
 
-def wire_bytes(problem: Problem, role: Role, heads: np.ndarray | tuple) -> np.ndarray:
+def wire_bytes(problem: Problem, role: Role, heads: np.ndarray | tuple[Any, ...]) -> np.ndarray:
     """Count the bytes of one row of a role with the statistics that go with it: int64 [...].
 
     heads: [..., 4], a `HeadRun` or many.
     """
     precision = Precision.of(problem.heads.dtype, problem.wire_dtype)
-    return sum(row_bytes(precision, role, Space.ARENA, False, np.asarray(heads), problem.heads.head_dim))
+    elements, statistics = row_bytes(precision, role, Space.ARENA, False, np.asarray(heads), problem.heads.head_dim)
+    return elements + statistics
 
 
 def away_bytes(problem: Problem, direction: str) -> tuple[int, int]:

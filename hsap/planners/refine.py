@@ -12,7 +12,7 @@ moving alone; then single vertices. Deterministic: the random numbers are a fixe
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def _price(graph: Hypergraph, weight: np.ndarray, unit: float) -> float:
 
 def _annealed(
     graph: Hypergraph, part: np.ndarray, parts: Parts, price: np.ndarray, hot: float, cold: float, tries: int
-):
+) -> Any:
     """Anneal a copy of the partition: int64 [num_vertices]."""
     num_parts, num_nodes = len(parts.caps), int(parts.node_of.max()) + 1
     state = _State(
@@ -117,7 +117,7 @@ def _annealed(
 
 
 @loop
-def _anneal(state, parts, heat, cost, tries):
+def _anneal(state: _State, parts: Parts, heat: np.ndarray, cost: np.ndarray, tries: int) -> None:
     """Propose moves, `tries` at each temperature and price; state is changed in place."""
     random = SEED
     for turn in range(len(heat)):
@@ -140,7 +140,7 @@ def _anneal(state, parts, heat, cost, tries):
 
 
 @loop(inline="always")
-def _propose(state, num_parts, random):
+def _propose(state: _State, num_parts: int, random: np.uint64) -> tuple[np.uint64, Any, Any, Any]:
     """Choose vertex v to go to part b, in exchange for vertex u there (-1: for none): (random, v, u, b)."""
     random = _next(random)
     kind = _below(random, 8)
@@ -168,7 +168,7 @@ def _propose(state, num_parts, random):
 
 
 @loop(inline="always")
-def _gain(state, parts, v, a, b):
+def _gain(state: _State, parts: Parts, v: int, a: int, b: int) -> float:
     """Bytes that the connectivity grows by if v goes from part a to part b."""
     change = 0.0
     x, y = parts.node_of[a], parts.node_of[b]
@@ -187,7 +187,7 @@ def _gain(state, parts, v, a, b):
 
 
 @loop(inline="always")
-def _overload(state, caps, v, u, a, b):
+def _overload(state: _State, caps: np.ndarray, v: int, u: int, a: int, b: int) -> float:
     """Priced excess over the caps that is added if v goes from part a to part b, and u the other way."""
     change = 0.0
     for d in range(caps.shape[1]):
@@ -202,7 +202,7 @@ def _overload(state, caps, v, u, a, b):
 
 
 @loop(inline="always")
-def _put(state, node_of, v, a, b):
+def _put(state: _State, node_of: np.ndarray, v: int, a: int, b: int) -> None:
     """Move v from part a to part b."""
     state.part[v] = b
     for d in range(state.weight.shape[1]):
@@ -217,7 +217,7 @@ def _put(state, node_of, v, a, b):
 
 
 @loop(inline="always")
-def _next(random):
+def _next(random: np.uint64) -> np.uint64:
     """The next of a fixed sequence of 64 random bits (xorshift, Marsaglia 2003)."""
     random ^= random << np.uint64(13)
     random ^= random >> np.uint64(7)
@@ -226,6 +226,6 @@ def _next(random):
 
 
 @loop(inline="always")
-def _below(random, limit):
+def _below(random: np.uint64, limit: int) -> np.int64:
     """A number in [0, limit) out of random bits."""
     return np.int64(((random >> HALF) * np.uint64(limit)) >> HALF)

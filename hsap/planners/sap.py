@@ -111,7 +111,8 @@ def _by_count(problem: Problem, shards: Shards, blocks: Blocks) -> Schedule:
 
 def _by_area(problem: Problem, shards: Shards, blocks: Blocks, slack: float) -> Schedule:
     cells = _Cells.of(problem, shards, blocks)
-    costs = tuple(map(sum, zip(*(away_bytes(problem, direction) for direction in DIRECTIONS))))
+    forward, backward = (away_bytes(problem, direction) for direction in DIRECTIONS)
+    costs = forward[0] + backward[0], forward[1] + backward[1]
     rank, _ = cells.regional()
     rank = np.where((rank < 0) | (costs[0] > costs[1]), cells.q_rank, rank)
     num_ranks = problem.topology.inter_sp

@@ -11,7 +11,7 @@ import struct
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Shape:
     answers: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, batch: MicroBatch) -> Shape:
+    def of(cls, batch: MicroBatch | Shape) -> Shape:
         """Take the shape of a micro-batch."""
         return cls(batch.lengths, batch.sequences, batch.answers)
 
@@ -93,7 +93,7 @@ class PlanningSetup:
 
     problem: Problem
     planner: str
-    options: dict
+    options: dict[str, Any]
     verify: bool
 
     def plan(self, batch: MicroBatch | Shape) -> Plan:
@@ -110,7 +110,7 @@ class PlanningSetup:
 
         Each of the model's masks stays an entry of its own, so that layers find theirs by the same index.
         """
-        masks = self.problem.masks
+        masks: Any = self.problem.masks
         if any(answers):
             masks = tuple((shared_masks(mask, layout.lengths, answers), layers) for mask, layers in masks)
         return compile(replace(self.problem, layout=layout, masks=masks), self.planner, **self.options)

@@ -15,9 +15,9 @@ import time
 from collections import OrderedDict
 from concurrent import futures
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from hsap.data.batch import MicroBatch
 from hsap.ir.plan import Plan
@@ -58,7 +58,7 @@ class PlanExchange:
 
     def __init__(
         self,
-        store: dist.Store | None,
+        store: Any,
         name: str,
         rank: int,
         num_ranks: int,
@@ -73,7 +73,7 @@ class PlanExchange:
         self._shapes: OrderedDict[Shape, _Awaited] = OrderedDict()
         self._published: set[int] = set()
 
-    def publish(self, batch: MicroBatch, number: int) -> None:
+    def publish(self, batch: MicroBatch | Shape, number: int) -> None:
         """Have the plan of the group's micro-batch with that running number made, if it's this rank's turn.
 
         A shape whose plan is remembered needs none. What goes wrong is published too, and raised by every rank's `get`.

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from typing import Any
 
 from hsap.planning.compiling import PlanningSetup, Shape, failure
 
@@ -85,7 +86,7 @@ class PlanPool:
 
     def __init__(self, setup: PlanningSetup, num_workers: int) -> None:
         self._setup = setup.to_bytes()
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._workers = [Worker(self._setup) for _ in range(num_workers)]

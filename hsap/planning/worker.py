@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hsap.ir.layout import Layout
 from hsap.planning.compiling import PlanningSetup, Shape
@@ -17,7 +17,8 @@ from hsap.planning.compiling import PlanningSetup, Shape
 
 def serve(descriptor: int) -> NoReturn:
     """Answer what comes through a connection until its other end is closed."""
-    connection, messages = Connection(descriptor), queue.SimpleQueue()
+    connection = Connection(descriptor)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
     setup = PlanningSetup.from_bytes(messages.get())
     setup.compile(Layout.from_lengths([]))  # loads the planner's code before the first plan is wanted
@@ -29,7 +30,7 @@ def serve(descriptor: int) -> NoReturn:
             os._exit(0)
 
 
-def _read(connection: Connection, messages: queue.SimpleQueue) -> None:
+def _read(connection: Connection, messages: queue.SimpleQueue[Any]) -> None:
     """Read on a thread of its own, so that the rank's end is noticed during a long plan too."""
     try:
         while True:

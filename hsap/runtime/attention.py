@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,16 @@ class _PlannedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, call: Call, attended: Attended | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, attended: Attended | None
+    ) -> tuple[Tensor, Tensor]:
         executor = call.executor
-        own = (_own(tensor, call) for tensor in (q, k, v))
+        q, k, v = (_own(tensor, call) for tensor in (q, k, v))
         if attended is None:
-            kept = executor.forward(*own, call.mask, call.layer)
+            kept = executor.forward(q, k, v, call.mask, call.layer)
             kept_q, kept_kv, o, lse = kept.q, kept.kv, _padded(kept.o, call), kept.lse
         else:
-            kept_q, kept_kv = executor.keep(*own, call.mask)
+            kept_q, kept_kv = executor.keep(q, k, v, call.mask)
             o, lse = attended.o.detach(), attended.lse.detach()
         ctx.save_for_backward(kept_q, kept_kv, o, lse)
         ctx.mark_non_differentiable(lse)
@@ -52,7 +54,7 @@ class _PlannedAttention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    def backward(ctx, do: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, do: Tensor, _: None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         q, kv, o, lse = ctx.saved_tensors
         kept = Kept(q, kv, _own(o, call), lse)
@@ -121,7 +123,9 @@ class PlannedAttention(nn.Module):
         mask = 0 if self.layer_masks is None else self.layer_masks[layer_index]
         return Call(self.executor, mask, layer_index, self.num_rows)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call, attended: Attended | None = None):
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, attended: Attended | None = None
+    ) -> tuple[Tensor, Tensor]:
         wrong = [tensor.shape[0] for tensor in (q, k, v) if tensor.shape[0] != call.num_rows]
         if wrong and call.num_rows != call.executor.num_tokens:
             raise ValueError(

@@ -41,7 +41,7 @@ def clock_offset(
                 _receive(transport, peer, device)
                 _send(transport, peer, now_ns(), device)
         return ClockOffset(0, 0)
-    quickest = None
+    quickest: tuple[int, int] | None = None
     for _ in range(EXCHANGES):
         asked_ns = now_ns()
         _send(transport, 0, 0, device)
@@ -49,17 +49,18 @@ def clock_offset(
         took_ns = now_ns() - asked_ns
         if quickest is None or took_ns < quickest[0]:
             quickest = took_ns, theirs_ns - (asked_ns + took_ns // 2)
+    assert quickest is not None
     took_ns, offset_ns = quickest
     error_ns = took_ns // 2 + 1
     return ClockOffset(offset_ns if abs(offset_ns) > error_ns else 0, error_ns)
 
 
-def _send(transport: Transport, peer: int, value: int, device) -> None:
+def _send(transport: Transport, peer: int, value: int, device: torch.device | str) -> None:
     transport.launch(0, [(peer, torch.tensor([value], dtype=torch.int64, device=device))], [])
     transport.wait(0)
 
 
-def _receive(transport: Transport, peer: int, device) -> int:
+def _receive(transport: Transport, peer: int, device: torch.device | str) -> int:
     into = torch.empty(1, dtype=torch.int64, device=device)
     transport.launch(0, [], [(peer, into)])
     transport.wait(0)

@@ -51,7 +51,15 @@ class Decoder:
     """Turns instructions of one rank, mask and direction into steps."""
 
     def __init__(
-        self, plan: Plan, mask: int, direction: int, rank: int, kernel: Kernel, precision: Precision, arena, device
+        self,
+        plan: Plan,
+        mask: int,
+        direction: int,
+        rank: int,
+        kernel: Kernel,
+        precision: Precision,
+        arena: Tensor | None,
+        device: torch.device | str,
     ) -> None:
         self.plan, self.mask, self.rank = plan, mask, rank
         self.programs: Programs = plan.programs[mask][direction]
@@ -76,20 +84,20 @@ class Decoder:
         """Decode the whole stream."""
         steps, names, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
-        for at in range(lo, hi):
-            instruction = self.programs.instruction(at)
-            step = self._step(at, instruction)  # what it makes itself needn't be emptied first
-            for buffer in self.first.get(at, ()):
+        for number in range(lo, hi):
+            instruction = self.programs.instruction(number)
+            step = self._step(number, instruction)  # what it makes itself needn't be emptied first
+            for buffer in self.first.get(number, ()):
                 steps.append(self._empty(buffer))
                 names.append("empty")
-                step_of.append(at - lo)
+                step_of.append(number - lo)
             if step is not None:
                 steps.append(step)
-                names.append(f"#{at - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
-                step_of.append(at - lo)
+                names.append(f"#{number - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
+                step_of.append(number - lo)
         self.upload.flush()
-        step_of = np.array(step_of, np.int64)
-        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), step_of, self._keeping(step_of + lo))
+        at = np.array(step_of, np.int64)
+        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), at, self._keeping(at + lo))
 
     def _keeping(self, at: np.ndarray) -> tuple[int, ...]:
         """Indices of the steps that bring inputs to the column and leave them there. at: each step's instruction.
@@ -177,7 +185,8 @@ class Decoder:
 
     def _launch(self, round_: int) -> Step:
         parts: dict[tuple[int, int, int], int] = {}  # the same rows may go to many peers
-        sends, receives = [], []
+        sends: list[tuple[int, int]] = []
+        receives: list[tuple[int, int]] = []
         for transfer in self.joined.pop(round_, ()):
             part = parts.setdefault(self._rows(transfer.buf[0], transfer.rows), len(parts))
             (sends if transfer.op == Op.SEND else receives).append((transfer.peer, part))
@@ -250,7 +259,8 @@ class Decoder:
         prepared = self.kernel.prepare(self._work(at, instruction), self.device, self.upload)
         q, kv = (self._operand(buffer, instruction.heads) for buffer in instruction.buf[:2])
         o, fresh = self._made(at, instruction.buf[2], instruction.heads, _stores(prepared)[0])
-        attend, more = self.kernel.attend, (self.scale, True) if fresh else (self.scale,)
+        attend: Callable[..., None] = self.kernel.attend
+        more = (self.scale, True) if fresh else (self.scale,)
 
         def step(views: list[View], _: Transport) -> None:
             attend(prepared, q(views).rows, kv(views).rows, *o(views), *more)
@@ -270,13 +280,14 @@ class Decoder:
 
         def gradient(view: View) -> tuple[Tensor, ...]:
             """The gradient of o, lse and delta."""
+            assert view.stats is not None
             if count == view.rows.shape[1]:
                 return view.rows, *view.stats.unbind(1)
             return view.rows[:, some], view.stats[:, 0, some], view.stats[:, 1, some]
 
         do = self.memory.bind(place, gradient)
         more = (self.scale, fresh_q, fresh_kv) if fresh_q or fresh_kv else (self.scale,)
-        attend_grad = self.kernel.attend_grad
+        attend_grad: Callable[..., None] = self.kernel.attend_grad
 
         def step(views: list[View], _: Transport) -> None:
             grads = dq(views).rows, dkv(views).rows
@@ -292,8 +303,10 @@ class Decoder:
             for place, first, count in [self._rows(buffer, instruction.rows)]
         )
 
+        fold: Callable[..., None] = merge
+
         def merging(views: list[View], _: Transport) -> None:
-            merge(*target(views), *source(views))
+            fold(*target(views), *source(views))
 
         def adding(views: list[View], _: Transport) -> None:
             target(views).rows.add_(source(views).rows)
@@ -301,7 +314,7 @@ class Decoder:
         def copying(views: list[View], _: Transport) -> None:
             theirs, ours = source(views), target(views)
             ours.rows.copy_(theirs.rows)
-            if theirs.stats is not None:
+            if theirs.stats is not None and ours.stats is not None:
                 ours.stats.copy_(theirs.stats)
 
         return {Op.MERGE: merging, Op.SUM: adding, Op.COPY: copying}[instruction.op]
@@ -315,11 +328,11 @@ class Decoder:
         shape: Reshard = reshard(
             instruction.role, bool(to_column), problem.heads, self.precision, tokens, self.rank % intra
         )
-        places = tuple(b - self.memory.first for b in instruction.buf)
+        source, target, scratch = (b - self.memory.first for b in instruction.buf)
         if not self.in_arena:
-            scratch = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
-            self.memory.views[places[2]] = View(scratch)
-        return all_to_all(self.memory, shape, instruction, places, self.rank % intra, first)
+            held = torch.empty(shape.scratch_bytes, dtype=torch.uint8, device=self.device)
+            self.memory.views[scratch] = View(held)
+        return all_to_all(self.memory, shape, instruction, (source, target, scratch), self.rank % intra, first)
 
 
 def _stores(prepared: object) -> tuple[bool, bool]:

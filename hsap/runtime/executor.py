@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class Session:
         kernel: str = "auto",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        **kernel_options,
+        **kernel_options: Any,
     ) -> None:
         self.transport = Distributed(group, device)
         self.rank = dist.get_rank(group)

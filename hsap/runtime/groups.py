@@ -35,7 +35,7 @@ def make_mesh(topology: Topology, max_ctas: int | None = None) -> Mesh:
         raise ValueError(
             f"topology {topology} needs a multiple of {size} processes, the job has {world}; start dp × {size} of them"
         )
-    mine = None
+    mine: Any = None
     for first in range(0, world, size):
         options = nccl_options(max_ctas) if dist.get_backend() == "nccl" else None
         group = dist.new_group(list(range(first, first + size)), pg_options=options)
@@ -88,6 +88,7 @@ def connect(group: dist.ProcessGroup | None = None, device: torch.device | str =
         work.wait()
 
 
-def job_store() -> dist.Store:
+def job_store() -> Any:
     """Give a connection of its own to the store at which the job's processes met; a waiting `get` holds up no other."""
-    return dist.distributed_c10d._get_default_store().clone()
+    store: Any = dist.distributed_c10d._get_default_store()
+    return store.clone()

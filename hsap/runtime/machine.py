@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from hsap.runtime.memory import DTYPE_NAMES, TORCH_DTYPES, Arena, View
 from hsap.runtime.ranges import Ranges, stream_name
 from hsap.runtime.record import Recorder
 from hsap.runtime.transport import Transport
+
+Result = TypeVar("Result")
 
 FORWARD, BACKWARD = 0, 1
 
@@ -88,6 +91,7 @@ class Machine:
         result = memory.allocate(decoded.buffers, memory.index(Space.OUTPUT, Role.O))
         yield from self._run(decoded, mask, FORWARD, layer)
         memory.release()
+        assert result.stats is not None, "o comes with its lse"
         yield Kept(*kept, result.rows, result.stats)
 
     def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Iterator[tuple[Tensor, Tensor] | None]:
@@ -178,7 +182,7 @@ def _nothing() -> None:
     pass
 
 
-def finish(run: Iterator):
+def finish(run: Iterator[Result | None]) -> Result:
     """Drive a run whose transport blocks to its result."""
     for value in run:
         if value is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -61,12 +61,15 @@ class Arena:
         return self.bytes
 
 
-def row_shapes(role: int, num_rows: int, heads: Sequence[int], head_dim: int) -> tuple[tuple, tuple | None]:
+def row_shapes(
+    role: int, num_rows: int, heads: Sequence[int], head_dim: int
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Shapes of a buffer's rows and statistics (None without)."""
     q_count, kv_count = int(heads[1]), int(heads[3])
     if role in KV_ROLES:
         return (num_rows, 2, kv_count, head_dim), None
-    stats = {Role.O: (num_rows, q_count), Role.DO: (num_rows, 2, q_count)}.get(Role(role))
+    of_role: dict[Role, tuple[int, ...]] = {Role.O: (num_rows, q_count), Role.DO: (num_rows, 2, q_count)}
+    stats = of_role.get(Role(role))
     return (num_rows, q_count, head_dim), stats
 
 
@@ -78,7 +81,13 @@ class Memory:
     """
 
     def __init__(
-        self, plan: Plan, programs: Programs, rank: int, precision: Precision, arena: Tensor | None, device
+        self,
+        plan: Plan,
+        programs: Programs,
+        rank: int,
+        precision: Precision,
+        arena: Tensor | None,
+        device: torch.device | str,
     ) -> None:
         buffers = programs.buffers
         self.first, stop = int(buffers.offsets[rank]), int(buffers.offsets[rank + 1])
@@ -88,7 +97,7 @@ class Memory:
         self.num_rows = (starts[hi] - starts[lo]).tolist()
         self.roles, heads = buffers.role[self.first : stop].tolist(), buffers.heads[self.first : stop]
         self.num_heads = np.where(np.isin(self.roles, KV_ROLES), heads[:, 3], heads[:, 1]).tolist()
-        self.views: list[View | None] = [None] * (stop - self.first)
+        self.views: list[Any] = [None] * (stop - self.first)  # `View`s, and None for what is put in at every call
         self.outside: dict[tuple[int, int], list[int]] = {}
         for b in range(self.first, stop):
             space, role = int(buffers.space[b]), int(buffers.role[b])
@@ -165,7 +174,7 @@ class Memory:
         return View(rows, None if stats is None else view_at(arena, aligned(end), stat, stats)[0])
 
 
-def view_at(raw: Tensor, offset: int, dtype: torch.dtype, shape: tuple) -> tuple[Tensor, int]:
+def view_at(raw: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, int]:
     """See bytes of `raw` from `offset` as a tensor: (view, offset after it)."""
     size = int(np.prod(shape)) * dtype.itemsize
     return raw[offset : offset + size].view(dtype).view(shape), offset + size

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Recorder:
     def __init__(self, device: torch.device | str = "cpu", layers: Collection[int] | None = None) -> None:
         self.layers, self.micro = layers, 0
         self.clock: _Clock = _DeviceClock() if torch.device(device).type == "cuda" else _HostClock()
-        self._begun: list[tuple] = []
+        self._begun: list[tuple[Any, ...]] = []
 
     def begin(
         self, plan: Plan, rank: int, mask: int, direction: int, layer: int, step_of: np.ndarray
@@ -73,8 +73,8 @@ class Recorder:
         """Give what was recorded since, and forget it. Waits for the device."""
         clock_ns = self.clock.take()
         taken = [
-            Record(*about, step_of, clock_ns[first : first + len(step_of) + 1])
-            for first, *about, step_of in self._begun
+            Record(plan, rank, mask, direction, layer, micro, step_of, clock_ns[first : first + len(step_of) + 1])
+            for first, plan, rank, mask, direction, layer, micro, step_of in self._begun
         ]
         self._begun = []
         return taken

@@ -7,6 +7,7 @@ way. Whether a plan also keeps the order that a real transport wants is the veri
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,9 +60,9 @@ def reference(
     return o, lse.T, *(_gather(list(parts), rows, q) for parts in zip(*grads))
 
 
-def _together(runs: Sequence[Iterator], machines: Sequence[Machine]) -> list:
+def _together(runs: Sequence[Iterator[Any]], machines: Sequence[Machine]) -> list[Any]:
     """Let all ranks take turns until each has its result; RuntimeError naming every rank's step if all are stuck."""
-    results: list = [None] * len(runs)
+    results: list[Any] = [None] * len(runs)
     waiting = set(range(len(runs)))
     while waiting:
         before = [machines[rank].at for rank in sorted(waiting)]
@@ -83,10 +84,11 @@ def _gather(parts: list[Tensor], rows: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _check(plan: Plan, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor | None) -> None:
+    given: tuple[Any, ...] = (q, k, v, grad_o)
     instance("reference: plan", plan, Plan, "an hsap.Plan, as hsap.compile makes it")
     heads, tokens = plan.problem.heads, plan.problem.layout.num_tokens
     wanted = {"q": heads.num_q_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads, "grad_o": heads.num_q_heads}
-    for (name, count), tensor in zip(wanted.items(), (q, k, v, grad_o)):
+    for (name, count), tensor in zip(wanted.items(), given):
         if tensor is None and name == "grad_o":
             continue
         instance(f"reference: {name}", tensor, Tensor, "a torch.Tensor")

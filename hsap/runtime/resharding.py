@@ -32,7 +32,9 @@ def all_to_all(
     return bind(memory, shape, instruction, places, index, first_rank)
 
 
-def _to_column(memory: Memory, shape: Reshard, instruction: Instruction, places, index: int, first_rank: int) -> Step:
+def _to_column(
+    memory: Memory, shape: Reshard, instruction: Instruction, places: tuple[int, int, int], index: int, first_rank: int
+) -> Step:
     """Own rows with a neighbour's heads go to it; rows of the column's buffer arrive where they belong."""
     role, round_ = instruction.role, instruction.round
     peers = [first_rank + piece.peer for piece in shape.sends if piece.peer != index]
@@ -74,7 +76,9 @@ def _to_column(memory: Memory, shape: Reshard, instruction: Instruction, places,
     return step
 
 
-def _to_home(memory: Memory, shape: Reshard, instruction: Instruction, places, index: int, first_rank: int) -> Step:
+def _to_home(
+    memory: Memory, shape: Reshard, instruction: Instruction, places: tuple[int, int, int], index: int, first_rank: int
+) -> Step:
     """A neighbour's rows with own heads go to it; its heads of own rows arrive, in scratch."""
     role, round_ = instruction.role, instruction.round
     others = [piece for piece in shape.sends if piece.peer != index]

@@ -7,7 +7,7 @@ in one process; it buffers none, so a program that passes needs no hidden buffer
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ class Distributed:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
-        self.group = group if group is not None else dist.group.WORLD
+        self.group: Any = group if group is not None else dist.group.WORLD
         self.ranks = dist.get_process_group_ranks(self.group)
         by_tag = dist.get_backend(self.group) == "gloo"
         self.start = self._one_by_one if by_tag else self._batched

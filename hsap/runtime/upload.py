@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ class Upload:
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self._host: Tensor | None = None
-        self._there: Tensor | None = None
+        self._there: Any = None
         self._used = 0
 
     def put(self, array: np.ndarray) -> Tensor:

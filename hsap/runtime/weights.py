@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsap.runtime.transport import Distributed
+from hsap.runtime.transport import Distributed, Message
 
 Wait = Callable[[], object]
 """Finishes what was started; the tensors that travel stay untouched until then."""
@@ -64,7 +64,7 @@ class WeightTransport:
         self.sent_bytes["sum"] += 2 * (self.degree - 1) * _bytes(tensor) // self.degree
         dist.all_reduce(tensor, group=self.group)
 
-    def _launch(self, kind: str, sends: list, receives: list) -> Wait:
+    def _launch(self, kind: str, sends: list[Message], receives: list[Message]) -> Wait:
         self.sent_bytes[kind] += sum(_bytes(tensor) for _, tensor in sends)
         number, self._round = self._round, (self._round + 1) % _ROUNDS_IN_FLIGHT
         self._points.launch(number, sends, receives)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -228,7 +229,7 @@ def _next_on(port: np.ndarray) -> np.ndarray:
     return out
 
 
-def _columns(n: int, **columns) -> np.ndarray:
+def _columns(n: int, **columns: Any) -> np.ndarray:
     """Lay columns side by side, a record per row: loops then pass few arrays, and what belongs together is near."""
     arrays = {name: np.asarray(column) for name, column in columns.items()}
     out = np.empty(n, [(name, column.dtype, column.shape[1:]) for name, column in arrays.items()])

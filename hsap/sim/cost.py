@@ -99,7 +99,9 @@ def fold_rate(cluster: Cluster, op: Op) -> float:
     return own or cluster.memory_bytes_per_s
 
 
-def _attention_seconds(plan: Plan, programs: Programs, index, slices, op: Op, cluster: Cluster):
+def _attention_seconds(
+    plan: Plan, programs: Programs, index: np.ndarray, slices: np.ndarray, op: Op, cluster: Cluster
+) -> np.ndarray:
     # The ranks of an intra group share a range of the index.
     ranges, which = np.unique(programs.slices[index], axis=0, return_inverse=True)
     owner, entry = span_ranges(*ranges.T.astype(np.int64))
@@ -167,7 +169,8 @@ def added_bytes(precision: Precision, role: int, heads: np.ndarray, head_dim: in
 
     The result is written and read in the inputs' width, the accumulator read and written in its own.
     """
-    return 2 * sum(sum(row_bytes(precision, role, Space.OUTPUT, acc, heads, head_dim)) for acc in (False, True))
+    parts = (row_bytes(precision, role, Space.OUTPUT, acc, heads, head_dim) for acc in (False, True))
+    return 2 * np.sum([part for pair in parts for part in pair], axis=0)
 
 
 def kernel_pieces(slices: np.ndarray, owner: np.ndarray, narrow: int | None) -> tuple[np.ndarray, np.ndarray]:

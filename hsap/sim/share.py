@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from hsap.ir.cluster import Cluster
+
+Seconds = TypeVar("Seconds", float, np.ndarray)
 
 
 def of_each_way(duplex: float) -> float:
@@ -33,7 +36,7 @@ def of_cores(cores: float, wanted: float) -> float:
     return cores / wanted if wanted > cores else 1.0
 
 
-def both_ways_s(cluster: Cluster, seconds: np.ndarray, against: np.ndarray) -> np.ndarray:
+def both_ways_s(cluster: Cluster, seconds: Seconds, against: Seconds) -> Seconds:
     """Seconds of bytes that take `seconds` alone, while others flow the other way for `against` seconds."""
     return seconds + (1.0 / of_each_way(cluster.duplex) - 1.0) * np.minimum(seconds, against)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +56,7 @@ class Trace:
         """Seconds that each rank is done before the last one: float64 [num_ranks]."""
         return self.spent_s[:, 3:].sum(axis=1)
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Figures as JSON values; seconds of one layer."""
         return {
             "predicted_s": self.makespan_s,
@@ -94,10 +96,10 @@ class Timeline:
         """Predicted seconds of attention in one layer, forward and backward, the mean over the model's layers."""
         return sum(self.seconds(direction) for direction in DIRECTIONS)
 
-    def _mean(self, values) -> float:
+    def _mean(self, values: Sequence[float]) -> float:
         return float(np.average(values, weights=[layers for _, layers in self.plan.problem.masks]))
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Figures as JSON values.
 
         With several masks seconds and bytes are means weighted by layers, the peak the largest, and `per_mask` has each
@@ -140,7 +142,7 @@ def simulate(plan: Plan, cluster: Cluster) -> Timeline:
     """
     node_of = replace(plan.problem, cluster=cluster).node_of
     traces = tuple(
-        tuple(_trace(plan, programs, slices, cluster, node_of) for programs in pair)
+        (_trace(plan, pair[0], slices, cluster, node_of), _trace(plan, pair[1], slices, cluster, node_of))
         for slices, pair in zip(plan.slices, plan.programs)
     )
     return Timeline(plan, cluster, traces)

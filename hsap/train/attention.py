@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ def planning_setup(config: TrainConfig, model: ModelConfig, dp_rank: int) -> Pla
 
 def kernel_options(config: TrainConfig) -> dict:
     """What the attention kernel is asked for beside device, dtype and head dimension."""
-    return {"output": partial_output(config.engine.device), "deterministic": config.deterministic_backward}
+    return {"output": partial_output(config.engine.device or "cpu"), "deterministic": config.deterministic_backward}
 
 
 class Attention:
@@ -89,7 +90,7 @@ class Attention:
         self, config: TrainConfig, model: ModelConfig, mesh: Mesh, device: torch.device, even_tokens: int
     ) -> None:
         self.mesh = mesh
-        self.heads = planned_heads(config, model, mesh.dp_rank)
+        self.heads: Any = planned_heads(config, model, mesh.dp_rank)
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(mesh.sp, config.kernel, device, dtype, **kernel_options(config))
         self.session.ranges = Nvtx() if config.profile.nvtx else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from hsap import clusters
 from hsap.data.config import DataConfig
@@ -70,7 +71,7 @@ class LoopConfig:
     pad_rows: bool = flag(default=False)
 
 
-def _is_range(value: object) -> bool:
+def _is_range(value: Any) -> bool:
     return _is_indices(value) and len(value) == 2 and 1 <= value[0] < value[1]
 
 
@@ -178,7 +179,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     """
     plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
-    groups = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
+    groups: dict[str, Any] = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
     assert dp >= 1 and rest == 0, "the launcher checks the world size first"
@@ -269,7 +270,7 @@ def _planner(section: Mapping[str, object]) -> PlannerConfig:
     name = section.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"planner={name}: expected the name of a planner, like planner=sap.")
-    options = {key: value for key, value in section.items() if key != "name"}
+    options: dict[str, Any] = {key: value for key, value in section.items() if key != "name"}
     for key, value in options.items():
         if not (value is None or isinstance(value, (bool, int, float, str))):
             raise ValueError(f"planner.{key}={value}: a planner's option is a number, a word, true, false or null.")

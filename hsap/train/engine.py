@@ -13,6 +13,7 @@ import warnings
 from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class Engine:
 
     def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
-        self._norm: float | None = None
+        self._norm: Any = None
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
             deepspeed.clip_fp32_gradients = lambda: sharding.clip(
@@ -104,7 +105,7 @@ def _model(
 
     dtype = TORCH_DTYPES[config.engine.dtype]
     # A run that goes on takes its weights from its checkpoint.
-    folder = None if config.resume else config.model.get("from")
+    folder: Any = None if config.resume else config.model.get("from")
     sharding = None
     if config.parallel == "tsp":
         sharding = Sharding(config.tsp_degree, device)

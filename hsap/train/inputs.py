@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Inputs:
 def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     """Refuse by ValueError what can be judged without reading data; gives the tokenizer and the model's shape."""
     data = config.data
-    paths = [*_data_sets(config).values()]
+    paths: list[Any] = [*_data_sets(config).values()]
     for path in paths:
         if not prepared.is_prepared(path):
             open_data(data, path, config.train.seed)
@@ -76,7 +77,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
     model, _ = model_shape(config, tokenizer)
     _check_way(config, model)
     if config.model.get("from") is not None and not config.resume:
-        Weights(config.model["from"]).check(model)
+        Weights(str(config.model["from"])).check(model)
     if config.profile.layers is not None and max(config.profile.layers) >= model.num_layers:
         raise ValueError(
             f"profile.layers={list(config.profile.layers)}: the model has {model.num_layers} layers, 0 to "
@@ -127,7 +128,9 @@ def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
     tokenizer, model = check(config)
     dtype = TORCH_DTYPES[config.engine.dtype]
-    select_kernel(config.kernel, config.engine.device, dtype, head_dim=model.head_dim, **kernel_options(config))
+    select_kernel(
+        config.kernel, config.engine.device or "cpu", dtype, head_dim=model.head_dim, **kernel_options(config)
+    )
     read = {setting: _documents(config, setting, model) for setting in _data_sets(config)}
     train_data, index = read["data.path"]
     eval_data, _ = read.get("data.eval_path", (None, None))
@@ -161,7 +164,8 @@ def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[s
     """Give the data sets of a run by the settings that name them; data.eval_path only where it is evaluated."""
     data = config.data
     evaluated = data.eval_path is not None and config.train.eval_every
-    return {"data.path": data.path} | ({"data.eval_path": data.eval_path} if evaluated else {})
+    held_out = {} if data.eval_path is None or not evaluated else {"data.eval_path": data.eval_path}
+    return {"data.path": data.path, **held_out}
 
 
 def _who(config: TrainConfig) -> str:
@@ -200,7 +204,7 @@ def _settings(config: TrainConfig, model: ModelConfig, tokenizer: Tokenizer) -> 
     return json.loads(json.dumps(settings))
 
 
-def _weights(path: str | Sequence[str] | Mapping[str, float]) -> list[float] | None:
+def _weights(path: Any) -> list[float] | None:
     """Give what share each of several data sets has, in their order; None for one. Prepared data know theirs."""
     if prepared.is_prepared(path):
         path = prepared.read_index(path).settings.get("data.path")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hsap.ir.check import printable
 from hsap.keys import unknown
@@ -37,13 +37,14 @@ class Task:
     """What Hydra calls: keeps the composed configuration of a single run, or the finished jobs of a sweep."""
 
     def __init__(self) -> None:
-        self.values: Mapping[str, object] | None = None
+        self.values: Mapping[str, Any] | None = None
         self.jobs: list[Job] = []
 
     def __call__(self, config) -> None:
         from omegaconf import OmegaConf
 
-        self.values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        self.values = values
 
 
 def main(config_dir: Path) -> None:
@@ -89,6 +90,7 @@ def _train(
     config: TrainConfig, values: Mapping[str, object], rank: int, settings: Callable[[Mapping[str, object]], str]
 ) -> None:
     # DeepSpeed looks for accelerators when first imported; told which one, it neither guesses nor warns.
+    assert config.engine.device is not None, "settled before"
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())

@@ -30,6 +30,8 @@ def opening(config: TrainConfig, inputs: Inputs, step: int, saves_at_end: bool) 
         ("held-out documents", inputs.eval_data, eval_packing(config.packing), None),
     )
     for name, data, packing, chats in packed:
-        long = count_long(data.lengths, data.uncut, packing, chats) if data is not None else ()
+        if data is None:
+            continue
+        long = count_long(data.lengths, data.uncut, packing, chats)
         lines += [f"hsap: of {len(data.ids):,} {name}, {counts}" for counts in long if str(counts)]
     return lines

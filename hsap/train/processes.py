@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from hsap.ir.problem import Topology
 from hsap.launched import Place
@@ -186,7 +187,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
     # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
     agent.append("--signals-to-handle=SIGHUP,SIGQUIT")
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if not _reaches_ranks(number):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hsap.ir.plan import Plan
 from hsap.ir.schedule import DIRECTIONS
 from hsap.runtime.clocks import ClockOffset, clock_offset
 from hsap.runtime.executor import Session
@@ -49,7 +49,7 @@ class Profile:
             self._clock = clock_offset(session.transport, session.rank, session.num_ranks, session.device)
         session.recorder = self._recorder
 
-    def end(self, step: int, plans: Sequence[Plan]) -> None:
+    def end(self, step: int, plans: Sequence[Any]) -> None:
         """Write what was recorded of the step."""
         recorder, self.session.recorder = self.session.recorder, None
         if recorder is None:
@@ -65,6 +65,7 @@ class Profile:
 
     def _line(self, step: int, record: Record) -> dict:
         clock = self._clock
+        assert clock is not None, "a recorder comes with its clock"
         start_s, end_s = (np.round(times + clock.offset_ns / 1e9, 9).tolist() for times in record.times_s())
         return {
             "plan": record.plan.hash,

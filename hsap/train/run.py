@@ -7,6 +7,7 @@ import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step, evaluating and saving on the way."""
         config = self.config
-        state = {"step": 0, "cursor": None}
+        state: dict[str, Any] = {"step": 0, "cursor": None}
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
             load(self.engine, config, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def write_down(
@@ -17,7 +18,7 @@ def write_down(
     """
     from omegaconf import OmegaConf
 
-    ours = OmegaConf.to_container(OmegaConf.load(config_dir / "config.yaml"), resolve=False)
+    ours: Any = OmegaConf.to_container(OmegaConf.load(config_dir / "config.yaml"), resolve=False)
     hydras = [entry for entry in ours["defaults"] if isinstance(entry, dict) and "hydra/" in next(iter(entry))]
     whole = {"defaults": ["_self_", *hydras], **values, **found, "resume": False, "hydra": ours["hydra"]}
     given = map(_readable, shlex.join(["train.py", *arguments]).splitlines())

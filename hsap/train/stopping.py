@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType, TracebackType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -24,7 +25,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked_by: signal.Signals | None = None
         self._interrupts = 0
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}

@@ -84,7 +84,8 @@ class Attention:
         plan = compile(self.job.problem(micro, shape.topology), planner)
         timeline = simulate(plan)
         told = timeline.seconds("forward"), timeline.seconds("backward")
-        out.factor = tuple(a / b if b else 1.0 for a, b in zip(told, out.table[0]))
+        forward, backward = (a / b if b else 1.0 for a, b in zip(told, out.table[0]))
+        out.factor = forward, backward
         out.arena_bytes = max(int(plan.arena_bytes().max()), out.arena_bytes)
         return out
 

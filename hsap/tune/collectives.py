@@ -22,7 +22,7 @@ def gather_s(num_bytes: float, cluster: Cluster, world: int) -> float:
     cards = min(cluster.num_nics or per_node, per_node)
     between = num_bytes * (1 - 1 / nodes) / (cards * cluster.inter_bytes_per_s)
     through = both_ways_s(cluster, max(inside, between), max(inside, between))
-    return through + (nodes - 1) * cluster.inter_latency_s + (per_node - 1) * cluster.intra_latency_s
+    return float(through) + (nodes - 1) * cluster.inter_latency_s + (per_node - 1) * cluster.intra_latency_s
 
 
 def reduce_s(num_bytes: float, cluster: Cluster, world: int) -> float:

@@ -33,7 +33,15 @@ class Links:
     crowd: np.ndarray
 
     @classmethod
-    def of(cls, problem: Problem, columns: list[int], round_, src, dst, num_bytes) -> Links:
+    def of(
+        cls,
+        problem: Problem,
+        columns: list[int],
+        round_: np.ndarray,
+        src: np.ndarray,
+        dst: np.ndarray,
+        num_bytes: np.ndarray,
+    ) -> Links:
         """Look at what rounds carry between InterSP ranks; pairs of a round are distinct.
 
         columns: intra indices that are asked for, alike in their nodes; the others send as much at the same time.
@@ -64,7 +72,9 @@ class Links:
         return out
 
 
-def _through(card, crowd, start, flows_s, alone_s) -> np.ndarray:
+def _through(
+    card: np.ndarray, crowd: np.ndarray, start: np.ndarray, flows_s: np.ndarray, alone_s: np.ndarray
+) -> np.ndarray:
     """How long bytes flow through cards that divide their rate evenly among what flows at a moment: float64 [n]."""
     # Cards lie one behind the other on one time axis, so far apart that nothing reaches into the next one's.
     apart = 2 * float((start + flows_s).max() + (alone_s * crowd).sum())
@@ -77,7 +87,9 @@ def _through(card, crowd, start, flows_s, alone_s) -> np.ndarray:
     return np.interp(np.interp(start, times, served) + alone_s, served, times) - start
 
 
-def _against(round_, src, dst, crosses, alone_s, num_ranks: int) -> np.ndarray:
+def _against(
+    round_: np.ndarray, src: np.ndarray, dst: np.ndarray, crosses: np.ndarray, alone_s: np.ndarray, num_ranks: int
+) -> np.ndarray:
     """Seconds of what flows the other way on either end's link in the same round: float64 [n]."""
     out, into = ((round_ * num_ranks + end) * 2 + crosses for end in (src, dst))
     keys, which = distinct(np.concatenate([out, into]))

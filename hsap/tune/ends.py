@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hsap.ir.block import Shards
+from hsap.ir.heads import HeadRun
 from hsap.ir.precision import Precision, row_bytes
 from hsap.ir.problem import Problem
 from hsap.ir.program import Op, Role, Space
@@ -61,7 +63,7 @@ class Ends:
             total += moving_seconds(cluster, Op.COPY, self.tokens[:, 0] * row[0])
         return total * self._crowding[0]
 
-    def _sum(self, roles, to_column: bool, before_s: np.ndarray | float) -> np.ndarray:
+    def _sum(self, roles: Sequence[Role], to_column: bool, before_s: np.ndarray | float) -> np.ndarray:
         """Seconds of all-to-alls one after another; each takes a group as long as its slowest rank."""
         total = np.zeros(len(self.tokens))
         for role in roles:
@@ -77,10 +79,11 @@ class Ends:
     def _precision(self) -> Precision:
         return Precision.of(self.problem.heads.dtype, self.problem.wire_dtype)
 
-    def _row(self, role: Role, space: Space, acc: bool, heads=None) -> np.ndarray:
+    def _row(self, role: Role, space: Space, acc: bool, heads: HeadRun | None = None) -> np.ndarray:
         shape = self.problem.heads
-        heads = shape.shares(self.problem.topology.intra_sp) if heads is None else [heads]
-        return sum(row_bytes(self._precision, role, space, acc, np.array(heads), shape.head_dim))
+        shares = shape.shares(self.problem.topology.intra_sp) if heads is None else (heads,)
+        elements, statistics = row_bytes(self._precision, role, space, acc, np.array(shares), shape.head_dim)
+        return elements + statistics
 
     def _reorder_s(self, role: Role, to_column: bool) -> np.ndarray:
         """Seconds of packing and unpacking: float64 [inter_sp, intra_sp]."""

@@ -85,7 +85,7 @@ def estimate(job: Job, asked: Asked, planner: str | None = None) -> list[Estimat
             except Refused as error:
                 refusals.add(str(shape), str(error))
                 continue
-        if tokens:
+        if tokens and setting is not None:
             found.append(Estimate(setting, tokens, items, multiple))
         else:
             misfits.append((_needed(items), str(shape), items))

@@ -12,7 +12,7 @@ from hsap.data.packing import Pack, Packing, PackStream, deal_by_weight, pack_we
 from hsap.ir.check import MAX_TOKENS, Refused, whole
 from hsap.ir.heads import HeadShape
 from hsap.ir.layout import Layout
-from hsap.ir.mask import Masks, distinct_masks, mask_slices
+from hsap.ir.mask import Mask, Masks, distinct_masks, mask_slices
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.ir.slice import Q0, area
 from hsap.models.config import ModelConfig
@@ -61,14 +61,19 @@ class Job:
 
     @property
     def world(self) -> int:
-        return self.cluster.num_nodes * self.cluster.ranks_per_node
+        return self.num_nodes * self.cluster.ranks_per_node
+
+    @property
+    def num_nodes(self) -> int:
+        assert self.cluster.num_nodes is not None, "checked when the job was made"
+        return self.cluster.num_nodes
 
     @property
     def heads(self) -> HeadShape:
         return HeadShape(self.model.num_q_heads, self.model.num_kv_heads, self.model.head_dim, self.dtype)
 
     @cached_property
-    def masks(self):
+    def masks(self) -> tuple[tuple[Mask, int], ...]:
         """The model's masks as `Problem.masks`."""
         return distinct_masks(self.model.layer_masks)[0]
 

@@ -80,7 +80,7 @@ def _by_tray(laid: Laid, extreme: np.ufunc, none: int) -> np.ndarray:
     return found[trays.num_ranks :]
 
 
-def _hold(held: np.ndarray, laid: Laid, rank, begin, end, size) -> None:
+def _hold(held: np.ndarray, laid: Laid, rank: np.ndarray, begin: np.ndarray, end: np.ndarray, size: np.ndarray) -> None:
     """Count bytes on ranks from the stage in which they come to that in which they go."""
     np.add.at(held, (begin - laid.first_stage, rank), size)
     np.add.at(held, (end - laid.first_stage + 1, rank), -size)

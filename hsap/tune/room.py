@@ -75,13 +75,13 @@ class Room:
             return self.holds(self.even(setting, tokens))
 
         # As it was asked it does not fit, whatever this estimate says.
-        nodes, tokens = 2 * job.cluster.num_nodes, max(job.seq_len // 2, 1)
+        nodes, tokens = 2 * job.num_nodes, max(job.seq_len // 2, 1)
         while not fits(nodes, job.seq_len) and 2 * nodes * job.cluster.ranks_per_node <= MAX_RANKS:
             nodes *= 2
-        while not fits(job.cluster.num_nodes, tokens) and tokens > 1:
+        while not fits(job.num_nodes, tokens) and tokens > 1:
             tokens //= 2
         ways = [f"{nodes} nodes would do"] if fits(nodes, job.seq_len) else []
-        ways += [f"packs of {tokens:,} tokens would do"] if fits(job.cluster.num_nodes, tokens) else []
+        ways += [f"packs of {tokens:,} tokens would do"] if fits(job.num_nodes, tokens) else []
         return ", or ".join(ways) or "neither more nodes nor shorter packs would do: it takes a cluster with more of it"
 
     def _memory(self, setting: Setting, tokens: int, arena: float) -> dict[str, float]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from hsap.ir.check import Refused
 from hsap.ir.effects import FLOPS_PER_PAIR
 from hsap.ir.program import Op
@@ -139,7 +141,7 @@ class Search:
         times = {setting: step_s(job.model, setting, job.cluster, micro) for setting in fitting}
         setting = min(times, key=lambda s: (times[s], s.zero_stage))
         seconds = times[setting]
-        attended = float(sum(micro.attention_s).sum(axis=1).max()) * job.model.num_layers
+        attended = float(np.add(*micro.attention_s).sum(axis=1).max()) * job.model.num_layers
         return Row(setting, seconds, job.tokens / seconds, job.flops / seconds / job.world / 1e12, attended,
                    items[setting], multiple, clock)  # fmt: skip
 
@@ -157,7 +159,7 @@ class Search:
             if isinstance(again, Row):
                 others = [o for o in rows if o.setting.planner != setting.planner]
                 second = min(others, key=lambda o: o.step_s, default=None)
-                return replace(again, others=second and (second.setting.planner, second.step_s))
+                return replace(again, others=None if second is None else (second.setting.planner, second.step_s))
             self._refuse(shape, f"with {setting.planner}, compiled,", again)
         return None
 

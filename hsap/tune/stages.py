@@ -15,6 +15,7 @@ who meets whom on a card, when a core is free, and all-to-alls whose ranks are n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def price(problem: Problem, strategy: Strategy, cluster: Cluster | None = None) 
     ends = Ends.of(problem, strategy.shards)
     seconds, arena = [], 0
     for pair in zip(strategy.forward, strategy.backward):
-        both = []
+        both: list[float] = []
         for schedule, direction in zip(pair, DIRECTIONS):
             wide = next(routes(problem, strategy, schedule, direction))
             counted = Counted.of(problem, lay(table, wide, direction, problem.topology.inter_sp))
@@ -67,7 +68,7 @@ def price(problem: Problem, strategy: Strategy, cluster: Cluster | None = None) 
                 at_end = np.maximum(at_end, _column(problem, counted, share, members))
             both.append(float((first + at_end + ends.leave_s(direction)).max()))
             arena = max(arena, arena_bytes(problem, counted, Cost(problem, counted, columns[0][0])))
-        seconds.append(tuple(both))
+        seconds.append((both[0], both[1]))
     return Priced(tuple(seconds), arena, int(rank_tokens(problem, strategy.shards).max()))
 
 
@@ -75,7 +76,7 @@ def _columns(problem: Problem) -> list[tuple[HeadRun, list[int]]]:
     """The columns that differ, as (share of heads, intra indices that have as many and lie on the same nodes)."""
     intra = problem.topology.intra_sp
     nodes = problem.node_of.reshape(-1, intra)
-    found: dict[tuple, tuple[HeadRun, list[int]]] = {}
+    found: dict[tuple[Any, ...], tuple[HeadRun, list[int]]] = {}
     for j, share in enumerate(problem.heads.shares(intra)):
         found.setdefault((share.q_count, share.kv_count, nodes[:, j].tobytes()), (share, []))[1].append(j)
     return list(found.values())
@@ -121,7 +122,14 @@ def _host_s(problem: Problem, core_s: np.ndarray, members: list[int]) -> np.ndar
     return wanted[nodes[:, members[0]]] / problem.cluster.cores
 
 
-def _run(pack, work, fold, edges, borders, share_lost: float) -> tuple[np.ndarray, np.ndarray]:
+def _run(
+    pack: np.ndarray,
+    work: np.ndarray,
+    fold: np.ndarray,
+    edges: tuple[np.ndarray, ...],
+    borders: np.ndarray,
+    share_lost: float,
+) -> tuple[np.ndarray, np.ndarray]:
     """Go through the stages: when each rank is done, float64 [num_ranks]; when each edge starts, float64 [num_edges].
 
     pack, work, fold: float64 [num_stages, num_ranks]. edges: source, destination and seconds of what a round carries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from hsap.ir.cluster import Cluster
 from hsap.tune.found import Found, Row
@@ -84,7 +85,7 @@ def cells(cluster: Cluster, row: Row, measured: Measured | None = None) -> list[
     return [*out, "failed" if measured.tokens_per_s is None else f"{measured.tokens_per_s:,.0f}"]
 
 
-def figures(found: Found, measured: dict[int, Measured] | None = None) -> dict:
+def figures(found: Found, measured: dict[int, Measured] | None = None) -> dict[str, Any]:
     """The same as JSON values."""
     job = found.job
     return job_figures(job) | {
@@ -102,7 +103,7 @@ def figures(found: Found, measured: dict[int, Measured] | None = None) -> dict:
     }
 
 
-def job_figures(job: Job) -> dict:
+def job_figures(job: Job) -> dict[str, Any]:
     """What was asked, as JSON values."""
     return {
         "model": job.name,
@@ -114,7 +115,7 @@ def job_figures(job: Job) -> dict:
     }
 
 
-def _row(cluster: Cluster, row: Row) -> dict:
+def _row(cluster: Cluster, row: Row) -> dict[str, Any]:
     s = row.setting
     return {
         "dp": s.dp, "topology": str(s.topology), "planner": s.planner, "zero_stage": s.zero_stage,
@@ -127,7 +128,7 @@ def _row(cluster: Cluster, row: Row) -> dict:
     }  # fmt: skip
 
 
-def _measured(trial: Measured | None) -> dict:
+def _measured(trial: Measured | None) -> dict[str, Any]:
     """What a trial adds to a row; null in both where there was none."""
     return {
         "measured_tokens_per_s": trial and trial.tokens_per_s,

@@ -40,10 +40,8 @@ class Measured:
 
 def check_measurable(job: Job) -> None:
     """Refuse, by ValueError, a job that one machine doesn't run."""
-    if job.cluster.num_nodes > 1:
-        raise Refused(
-            f"trials run on this machine alone, and the job is for {job.cluster.num_nodes} nodes; ask for one node"
-        )
+    if job.num_nodes > 1:
+        raise Refused(f"trials run on this machine alone, and the job is for {job.num_nodes} nodes; ask for one node")
 
 
 def measure(

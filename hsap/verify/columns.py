@@ -11,6 +11,8 @@ names the rules that it stands on.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hsap.ir.program import Buffers, Programs
@@ -49,7 +51,7 @@ def plain(column: np.ndarray) -> np.ndarray:
 
 
 @inner
-def heads_sound(table, i, share, group):
+def heads_sound(table: np.ndarray, i: int, share: Any, group: int) -> bool:
     """Whether heads numbered within a rank's column exist and its KV heads are those of its query heads.
 
     share: the column's `HeadRun` over all heads. group: query heads per KV head.
@@ -71,7 +73,7 @@ def heads_sound(table, i, share, group):
 
 
 @inner
-def heads_inside(code, i, held, buffer):
+def heads_inside(code: np.ndarray, i: int, held: np.ndarray, buffer: int) -> bool:
     """Whether an instruction's head runs lie inside a buffer's, query and KV heads alike."""
     for side in (HEADS, HEADS + 2):
         first, of = code[side, i], held[side, buffer]
@@ -81,14 +83,14 @@ def heads_inside(code, i, held, buffer):
 
 
 @inner
-def rows_inside(code, i, held, buffer):
+def rows_inside(code: np.ndarray, i: int, held: np.ndarray, buffer: int) -> bool:
     """Whether an instruction's range of spans is one and lies inside a buffer's."""
     first, stop = code[ROWS, i], code[ROWS + 1, i]
     return held[ROWS, buffer] <= first and first <= stop and stop <= held[ROWS + 1, buffer]
 
 
 @inner
-def same(a, i, b, j, first, count):
+def same(a: np.ndarray, i: int, b: np.ndarray, j: int, first: int, count: int) -> bool:
     """Whether two columns agree in `count` rows of their tables."""
     agree = True
     for row in range(first, first + count):
@@ -97,6 +99,6 @@ def same(a, i, b, j, first, count):
 
 
 @inner
-def slice_at(columns, i):
+def slice_at(columns: np.ndarray, i: int) -> tuple[int, int, int, int, int, int]:
     """Slice i of a slice table that was turned to columns, int64 [6, n]: (q0, q1, k0, k1, lo, hi)."""
     return columns[0, i], columns[1, i], columns[2, i], columns[3, i], columns[4, i], columns[5, i]

@@ -9,6 +9,7 @@ output of its rows and heads, as moves keep both, and it suffices that every vis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def _total_area(table: np.ndarray) -> int:
 
 
 @loop
-def _area_halves(columns):
+def _area_halves(columns: np.ndarray) -> tuple[int, int]:
     """Sum the pairs of canonical slices, row by row of their bends as `hsap.ir.slice.area`, in halves of 24 bits."""
     high, low = 0, 0
     for i in range(columns.shape[1]):
@@ -73,7 +74,7 @@ def _area_halves(columns):
     return high, low
 
 
-def _culprit(table, wanted, sums, weights: PairWeights) -> tuple[int | None, str]:
+def _culprit(table: np.ndarray, wanted: np.ndarray, sums: np.ndarray, weights: PairWeights) -> tuple[int | None, str]:
     """Find a slice to blame, on the error path: one with pairs the mask lacks, or one that comes twice."""
     order = np.lexsort([table[:, 2], table[:, 0]])
     again = np.flatnonzero((np.diff(table[order], axis=0) == 0).all(axis=1))
@@ -105,7 +106,7 @@ def blocks(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _all_attended(code, index, shares, heads, num_slices):
+def _all_attended(code: np.ndarray, index: np.ndarray, shares: Any, heads: Any, num_slices: int) -> bool:
     """Whether every slice is attended for every query head once, by number and by random sum as for pairs.
 
     heads: sums of random weights before each query head. Needs `structure.attended`.
@@ -178,7 +179,17 @@ def moved_once(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_partial):
+def _unfilled(
+    code: np.ndarray,
+    held: np.ndarray,
+    spans: np.ndarray,
+    heads: np.ndarray,
+    last: np.ndarray,
+    num_operands: np.ndarray,
+    access: np.ndarray,
+    is_kv: np.ndarray,
+    is_partial: np.ndarray,
+) -> np.ndarray:
     """Buffers that moves don't fill or empty exactly once: uint8 [n], 1 not written, 2 not passed on.
 
     Rectangles of spans × heads fill a buffer once if their areas and their random sums add up to its own, as for pairs.
@@ -217,7 +228,7 @@ def _unfilled(code, held, spans, heads, last, num_operands, access, is_kv, is_pa
 
 
 @loop
-def _rectangle(table, i, spans, heads, kv):
+def _rectangle(table: np.ndarray, i: int, spans: np.ndarray, heads: np.ndarray, kv: Any) -> tuple[Any, int]:
     """Weight, modulo 2^64, and area of the rows and (query or KV) heads of an instruction or a buffer."""
     side = HEADS + 2 if kv else HEADS
     first, count = table[side, i], table[side + 1, i]
@@ -235,7 +246,9 @@ def in_time(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _early(code, num_buffers, until, num_operands, access):
+def _early(
+    code: np.ndarray, num_buffers: int, until: np.ndarray, num_operands: np.ndarray, access: np.ndarray
+) -> tuple[int, int, int]:
     """First read (instruction, operand) that isn't after the last change, and when that is; operand -1: none is so."""
     done = np.full(num_buffers, -1)
     for i in range(code.shape[1]):

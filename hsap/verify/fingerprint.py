@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def random_sums(count: int, out: np.ndarray | None = None) -> np.ndarray:
 
 
 @loop
-def _random_sums(state, sums):
+def _random_sums(state: np.ndarray, sums: np.ndarray) -> None:
     """Draw by xoshiro256++ (Blackman, Vigna 2019) and add up. state: uint64 [4], not all zero. Fills `sums`."""
     total = np.uint64(0)
     s0, s1, s2, s3 = state[0], state[1], state[2], state[3]
@@ -81,7 +82,7 @@ def _random_sums(state, sums):
 
 
 @inner
-def _rotate(x, by):
+def _rotate(x: np.uint64, by: np.uint64) -> np.uint64:
     return (x << by) | (x >> (np.uint64(64) - by))
 
 
@@ -125,7 +126,17 @@ class PairWeights:
 
 
 @loop
-def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b, out, known):
+def _weigh(
+    columns: np.ndarray,
+    runs: np.ndarray,
+    keys: Any,
+    starts: np.ndarray,
+    sums: np.ndarray,
+    sum_a: np.ndarray,
+    sum_b: np.ndarray,
+    out: np.ndarray,
+    known: np.ndarray,
+) -> None:
     """Fill what `PairWeights.over` gives. columns: of canonical slices within the tokens; keys: (e, first) of runs."""
     for i in range(len(out)):
         q0, q1, k0, k1, lo, hi = slice_at(columns, i)
@@ -138,7 +149,9 @@ def _weigh(columns, runs, keys, starts, sums, sum_a, sum_b, out, known):
 
 
 @inner
-def _along(e, first, stop, runs, keys, starts, sums, width):
+def _along(
+    e: int, first: int, stop: int, runs: np.ndarray, keys: Any, starts: np.ndarray, sums: np.ndarray, width: int
+) -> tuple[np.uint64, bool]:
     """Sum a(q) B(q + e) over rows [first, stop): (sum, whether the mask has that diagonal).
 
     width: tokens + 1; e is in [-tokens, tokens + 1], so keys are unique and rise.
@@ -160,7 +173,7 @@ def _along(e, first, stop, runs, keys, starts, sums, width):
 
 
 @loop
-def _run_sums(runs, sum_a, sum_b, sums):
+def _run_sums(runs: np.ndarray, sum_a: np.ndarray, sum_b: np.ndarray, sums: np.ndarray) -> None:
     """Fill `sums` with those of the first i terms a(q) B(q + e) of all runs one after another.
 
     Every q and q + e must be in range. runs: int64 [n, 3], rows (e, first, stop).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +44,15 @@ def ends(s: Stream) -> Iterator[Found]:
     wrong, lonely = _miscounted(s.held, wanted, s.plan.num_ranks, _ARENA[s.direction])
     for space, rank in zip(Space, wrong.tolist()):
         if rank >= 0:
-            names = ", ".join(Role(r - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
+            names = ", ".join(Role(int(r) - 1).name.lower() for r in np.flatnonzero(wanted[space])) or "none"
             yield Found(f"a rank must have these {space.name} buffers and no others: {names}", rank=rank)
     yield from at_buffers(s, np.flatnonzero(lonely), lambda i: f"{s.describe(i)} has no place in this direction")
 
 
 @loop
-def _miscounted(held, wanted, num_ranks, arena_roles):
+def _miscounted(
+    held: np.ndarray, wanted: np.ndarray, num_ranks: int, arena_roles: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """First rank with a wrong number of ends in each space, or -1; and whether a buffer has no place: bool [n].
 
     Needs `enumerations`.
@@ -83,7 +86,7 @@ def held(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def distinct_from(origin, num_spans):
+def distinct_from(origin: np.ndarray, num_spans: int) -> np.ndarray:
     """Least first span with which a range that ends before each span has no shards' span twice: int64 [n + 1].
 
     No range has a span that isn't a shard's. num_spans: of the shards.
@@ -100,7 +103,16 @@ def distinct_from(origin, num_spans):
 
 
 @loop
-def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, least, backward):
+def _misplaced(
+    held: np.ndarray,
+    column_rows: np.ndarray,
+    rank_rows: np.ndarray,
+    shares: Any,
+    all_heads: Any,
+    group: int,
+    least: np.ndarray,
+    backward: bool,
+) -> np.ndarray:
     """Whether a buffer holds what it must not: bool [n]; needs `enumerations`. least: of `distinct_from`."""
     out = np.zeros(held.shape[1], np.bool_)
     intra = len(shares)
@@ -127,7 +139,9 @@ def _misplaced(held, column_rows, rank_rows, shares, all_heads, group, least, ba
 
 
 @loop
-def _is(held, b, first, stop, q_first, q_count, kv_first, kv_count):
+def _is(
+    held: np.ndarray, b: int, first: int, stop: int, q_first: int, q_count: int, kv_first: int, kv_count: int
+) -> bool:
     """Whether a buffer has just these rows and heads."""
     rows = held[ROWS, b] == first and held[ROWS + 1, b] == stop
     q = held[HEADS, b] == q_first and held[HEADS + 1, b] == q_count
@@ -151,7 +165,7 @@ def sizes(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _misfits(held, ends, unit, is_kv):
+def _misfits(held: np.ndarray, ends: np.ndarray, unit: np.ndarray, is_kv: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Judge bytes and offsets: (why [n], 1 bytes, 2 scratch, 4 offset; wanted bytes [n]); needs `enumerations`, `held`.
 
     ends: rows before each span. unit: of `unit_bytes`.

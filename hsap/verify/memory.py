@@ -26,7 +26,7 @@ def fits(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _beyond(held, last, num_ranks, most):
+def _beyond(held: np.ndarray, last: np.ndarray, num_ranks: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each rank may use, and whether a buffer ends beyond them. most: of each rank, -1 without a limit."""
     capacity, beyond = np.full(num_ranks, max(most, 0)), np.zeros(held.shape[1], np.bool_)
     if most < 0:
@@ -42,6 +42,7 @@ def _beyond(held, last, num_ranks, most):
 
 def apart(s: Stream) -> Iterator[Found]:
     """Buffers alive together don't overlap; a buffer lives from its first touch to its last, waits included."""
+    assert s.first is not None and s.last is not None, "judged before"
     index = np.flatnonzero((s.held[SPACE] == Space.ARENA) & (s.held[NUM_BYTES] > 0) & (s.last >= 0))
     # Instruction indices rise over all ranks, so that buffers of two ranks are never alive together.
     begins = s.first[index]
@@ -55,7 +56,9 @@ def apart(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def clash(begins, lasts, low, high, alive):
+def clash(
+    begins: np.ndarray, lasts: np.ndarray, low: np.ndarray, high: np.ndarray, alive: np.ndarray
+) -> tuple[int, int]:
     """Find two buffers that overlap in time and in bytes: (earlier, later), (-1, -1) where there are none.
 
     begins: rising. alive: room for as many. A walk through time keeps the living in address order; they are disjoint,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -67,11 +68,11 @@ def columns(plan: Plan) -> Iterator[str]:
             yield f"column {name} has shape {column.shape}; expected {shape}"
 
 
-def _length(column) -> int:
+def _length(column: Any) -> int:
     return len(column) if isinstance(column, np.ndarray) and column.ndim else -1
 
 
-def _table(prefix: str, table: Programs | Buffers, num_ranks: int) -> Iterator[tuple]:
+def _table(prefix: str, table: Programs | Buffers, num_ranks: int) -> Iterator[tuple[Any, ...]]:
     names = [f.name for f in fields(table) if f.name != "buffers"]
     kind = "buffers." if isinstance(table, Buffers) else ""
     length = _length(table.role)

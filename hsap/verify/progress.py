@@ -30,7 +30,7 @@ def rounds_ascend(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _falling(code, falling):
+def _falling(code: np.ndarray, falling: np.ndarray) -> None:
     """Mark groups that start in a round that isn't above their rank's last one."""
     rank, last = -1, -1
     for i in range(len(falling)):
@@ -54,7 +54,9 @@ def joined(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unlaunched(code, offsets, rounds, launch, used, why):
+def _unlaunched(
+    code: np.ndarray, offsets: np.ndarray, rounds: np.ndarray, launch: np.ndarray, used: np.ndarray, why: np.ndarray
+) -> None:
     """Judge transfers and launches: sets why [n] to 1 for a transfer without a launch after it, 2 for an empty launch.
 
     The first launch of a round counts. launch: -1 for each round. used: False [n].
@@ -93,7 +95,9 @@ def waited(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unawaited(code, offsets, rounds, launch, wait, why):
+def _unawaited(
+    code: np.ndarray, offsets: np.ndarray, rounds: np.ndarray, launch: np.ndarray, wait: np.ndarray, why: np.ndarray
+) -> None:
     """Judge launches and waits: adds to why [n] 1 for no wait after a launch, 2 a wait without a launch, 4 again.
 
     The first launch and the first wait of a round count. launch, wait: -1 for each round.
@@ -167,7 +171,14 @@ def paired(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _differ(code, sends, receives, origin, sums_a, sums_b):
+def _differ(
+    code: np.ndarray,
+    sends: np.ndarray,
+    receives: np.ndarray,
+    origin: np.ndarray,
+    sums_a: np.ndarray,
+    sums_b: np.ndarray,
+) -> np.ndarray:
     """Whether sends and receives aren't of one role, the same heads, positions and order: bool [n]; needs `structure`.
 
     Their rows may be two places of the span table. No span comes twice in a message, so that its first span and the set
@@ -205,7 +216,7 @@ def collective(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _other_exchanges(code, index, borders, intra):
+def _other_exchanges(code: np.ndarray, index: np.ndarray, borders: np.ndarray, intra: int) -> np.ndarray:
     """Whether a rank's AllToAlls, index[borders[rank] : borders[rank + 1]], aren't those of its group's first rank."""
     differ = np.zeros(len(borders) - 1, np.bool_)
     for rank in range(len(differ)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hsap.ir.listing import Listing
 from hsap.ir.program import Op
@@ -76,6 +76,7 @@ class Report:
 
 def _grid(plan: Plan | Listing, fault: Fault) -> str:
     """Draw the ranks and steps around a fault, one letter an instruction, the fault in brackets."""
+    assert fault.instruction is not None
     first = max(fault.instruction - STEPS_AROUND, 0)
     steps = range(first, fault.instruction + STEPS_AROUND + 1)
     lines = ["      step " + "".join(f"{step:^5}" for step in steps)]
@@ -89,10 +90,11 @@ def _grid(plan: Plan | Listing, fault: Fault) -> str:
     return "\n".join(lines)
 
 
-def _streams(plan: Plan | Listing, fault: Fault) -> list[tuple[int, list[int]]]:
+def _streams(plan: Plan | Listing, fault: Fault) -> list[tuple[int, list[Any]]]:
     """Ops of the ranks near a fault's, as (rank, ops)."""
     if isinstance(plan, Listing):
         return [(rank, [line.op for line in lines]) for rank, lines in plan.streams]
+    assert fault.mask is not None and fault.direction is not None and fault.rank is not None
     programs = plan.programs[fault.mask][DIRECTIONS.index(fault.direction)]
     borders = programs.offsets.tolist()
     ranks = range(max(fault.rank - RANKS_AROUND, 0), min(fault.rank + RANKS_AROUND + 1, len(borders) - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,14 @@ def resharded(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unlike(code, held, index, rank_rows, column_rows, shares):
+def _unlike(
+    code: np.ndarray,
+    held: np.ndarray,
+    index: np.ndarray,
+    rank_rows: np.ndarray,
+    column_rows: np.ndarray,
+    shares: np.ndarray,
+) -> np.ndarray:
     """Whether an AllToAll isn't between the rank's own rows and its share's heads of its column's rows: bool [n]."""
     unlike = np.zeros(len(index), np.bool_)
     intra = len(shares)
@@ -59,7 +67,9 @@ def _unlike(code, held, index, rank_rows, column_rows, shares):
 
 
 @loop
-def scratch_bytes(rank, role, outward, tokens, shares, unit):
+def scratch_bytes(
+    rank: np.ndarray, role: Any, outward: Any, tokens: np.ndarray, shares: np.ndarray, unit: np.ndarray
+) -> np.ndarray:
     """Scratch of AllToAlls in closed form: int64 [n].
 
     Outward: the rank's rows with each neighbour's heads. Back: each neighbour's rows with its own heads, and then its
@@ -79,7 +89,7 @@ def scratch_bytes(rank, role, outward, tokens, shares, unit):
 
 
 @inner
-def _piece_bytes(rows, share, row, stat, kv):
+def _piece_bytes(rows: int, share: Any, row: Any, stat: Any, kv: Any) -> int:
     """Bytes of rows with a share of the heads, and of their statistics, each aligned."""
     elements, stats = rows * row * (share[3] if kv else share[1]), rows * stat * share[1]
     return -(-elements // ALIGNMENT) * ALIGNMENT + -(-stats // ALIGNMENT) * ALIGNMENT

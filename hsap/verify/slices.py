@@ -22,7 +22,7 @@ def check_tables(plan: Plan) -> list[Fault]:
 
 
 @loop
-def _sound(columns, total):
+def _sound(columns: np.ndarray, total: int) -> bool:
     """Whether all slices are within the tokens and as `hsap.ir.slice.shrink` would leave them."""
     for i in range(columns.shape[1]):
         q0, q1, k0, k1, lo, hi = slice_at(columns, i)
@@ -47,7 +47,14 @@ def spans_of(shards: Shards, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 @loop
-def _look_up(columns, place_of_token, span, stops, queries, keys):
+def _look_up(
+    columns: np.ndarray,
+    place_of_token: np.ndarray,
+    span: np.ndarray,
+    stops: np.ndarray,
+    queries: np.ndarray,
+    keys: np.ndarray,
+) -> None:
     """Fill what `spans_of` gives. place_of_token: which span it is in, by position; span, stops: by place.
 
     Needs sound tables.

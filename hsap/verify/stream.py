@@ -119,7 +119,9 @@ class Stream:
 
 
 @loop
-def _lives(code, num_buffers, until, num_operands):
+def _lives(
+    code: np.ndarray, num_buffers: int, until: np.ndarray, num_operands: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """First and last instruction at which each buffer must exist, (n, -1) if untouched; needs `structure.operands`.
 
     until: of `wait_of`; where that is no instruction, the instruction itself is put in.

@@ -8,6 +8,7 @@ families of rules only run on streams whose structure is sound. Rules on buffers
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ _ANYWHERE = (Space.INPUT, Space.KEPT, Space.ARENA)
 _TARGET = (Space.OUTPUT, Space.KEPT, Space.ARENA)
 _READ, _FOLD = (_ANYWHERE, (False,)), ((Space.ARENA,), (True,))
 _PACKED = ((Space.ARENA,), (False,))
-_ALLOWED: dict[Op, tuple] = {
+_ALLOWED: dict[Op, tuple[Any, ...]] = {
     Op.SEND: ((_DATA, *_READ),),
     Op.RECV: ((_DATA, *_PACKED),),
     Op.ATTEND: (((Role.Q,), *_READ), ((Role.KV,), *_READ), ((Role.O,), *_FOLD)),
@@ -106,7 +107,7 @@ def enumerations(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _unknown(code, held, in_direction, is_rounded):
+def _unknown(code: np.ndarray, held: np.ndarray, in_direction: Any, is_rounded: Any) -> tuple[np.ndarray, np.ndarray]:
     """Judge every enumeration: (why [n], 1 op, 2 role, 4 round; whether a buffer is bad [num_buffers]).
 
     in_direction, is_rounded: tables over all ops.
@@ -135,7 +136,7 @@ def operands(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _foreign(code, offsets, num_operands):
+def _foreign(code: np.ndarray, offsets: np.ndarray, num_operands: np.ndarray) -> np.ndarray:
     """Whether an instruction names a buffer of another rank or none; needs known ops: bool [n]."""
     foreign = np.zeros(code.shape[1], np.bool_)
     for i in range(len(foreign)):
@@ -153,7 +154,7 @@ def peers(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _astray(code, num_ranks, intra):
+def _astray(code: np.ndarray, num_ranks: int, intra: int) -> np.ndarray:
     """Whether a transfer's peer isn't another rank of its column: bool [n]."""
     astray = np.zeros(code.shape[1], np.bool_)
     for i in range(len(astray)):
@@ -172,7 +173,9 @@ def kinds(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _misfit(code, held, num_operands, names_role, allowed):
+def _misfit(
+    code: np.ndarray, held: np.ndarray, num_operands: np.ndarray, names_role: Any, allowed: Any
+) -> tuple[int, int]:
     """First instruction and operand that don't go together, operand -1 if all do; needs `enumerations`, `operands`."""
     for i in range(code.shape[1]):
         op = code[OP, i]
@@ -195,7 +198,7 @@ def moved_rows(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _outside(code, held, shares, group):
+def _outside(code: np.ndarray, held: np.ndarray, shares: np.ndarray, group: int) -> np.ndarray:
     """Moves beyond their buffers: uint8 [n], 1 for transfers, 2 within a rank, else 0; needs `operands`.
 
     A transfer is one piece of memory: all heads of its buffer's rows, which lie side by side.
@@ -251,7 +254,7 @@ def _ranges_of_others(s: Stream) -> Iterator[Found]:
 
 
 @loop
-def _apart(code, total, intra):
+def _apart(code: np.ndarray, total: int, intra: int) -> bool:
     """Whether what is attended are ranges of the index, each of one instruction on the ranks of one intra group.
 
     Without this rule a file could ask for any number of slice visits. total: entries of the index.
@@ -277,7 +280,7 @@ def _apart(code, total, intra):
 
 
 @loop
-def _occurrences(origin, num_spans):
+def _occurrences(origin: np.ndarray, num_spans: int) -> tuple[np.ndarray, np.ndarray]:
     """Where each of the shards' spans is in the span table, rising: (places, borders int64 [num_spans + 1])."""
     borders, free = np.zeros(num_spans + 1, np.int64), np.zeros(num_spans, np.int64)
     for i in range(len(origin)):
@@ -295,7 +298,16 @@ def _occurrences(origin, num_spans):
 
 
 @loop
-def _beyond(code, held, index, slice_spans, occurrences, shares, group, num_operands):
+def _beyond(
+    code: np.ndarray,
+    held: np.ndarray,
+    index: np.ndarray,
+    slice_spans: Any,
+    occurrences: Any,
+    shares: np.ndarray,
+    group: int,
+    num_operands: np.ndarray,
+) -> np.ndarray:
     """Whether what is attended leaves its buffers: bool [n]; needs `operands`, `_apart` and sound `index`."""
     beyond = np.zeros(code.shape[1], np.bool_)
     for i in range(len(beyond)):
@@ -314,7 +326,16 @@ def _beyond(code, held, index, slice_spans, occurrences, shares, group, num_oper
 
 
 @loop
-def _has_all(first, stop, index, begin, end, span_of, places, borders):
+def _has_all(
+    first: int,
+    stop: int,
+    index: np.ndarray,
+    begin: int,
+    end: int,
+    span_of: np.ndarray,
+    places: np.ndarray,
+    borders: np.ndarray,
+) -> bool:
     """Whether spans [first, stop) of the table have those of all slices at [begin, end) of the index."""
     before = -1
     for entry in range(begin, end):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _DTYPES = (("b", "<i1"), ("h", "<i2"), ("i", "<i4"), ("d", "<f8"))
 ALIGNMENT = 8
@@ -20,10 +22,10 @@ class Columns:
     """Collects columns by name; `packed` gives them all."""
 
     def __init__(self) -> None:
-        self._listed: list[list] = []
+        self._listed: list[list[Any]] = []
         self._raw: list[bytes] = []
 
-    def add(self, name: str, values, rising: bool = False) -> None:
+    def add(self, name: str, values: ArrayLike, rising: bool = False) -> None:
         """Add integers, which must be below 2^53 in size.
 
         rising: keep differences of neighbours, which are small where values follow each other.
@@ -40,7 +42,7 @@ class Columns:
         self._listed.append([name, code, len(values), int(rising)])
         self._raw.append(raw + bytes(-len(raw) % ALIGNMENT))
 
-    def packed(self) -> dict:
+    def packed(self) -> dict[str, Any]:
         """JSON value: `columns`, a list of (name, dtype, length, whether differences); `data`, base64 of gzip."""
         data = gzip.compress(b"".join(self._raw), compresslevel=6, mtime=0)
         return {"columns": self._listed, "data": base64.b64encode(data).decode()}

@@ -7,6 +7,7 @@ directions follow each other on the time axis. Format: "Trace Event Format", Goo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,9 @@ US = 1e6
 """Trace events count microseconds."""
 
 
-def trace_events(scenes: Sequence[Scene]) -> dict:
+def trace_events(scenes: Sequence[Scene]) -> dict[str, Any]:
     """Give the JSON value of a trace file; pid: node, a second scene's after the first's; tid: 2 · rank, and + 1."""
-    events: list[dict] = []
+    events: list[dict[str, Any]] = []
     first_pid = 0
     for scene in scenes:
         nodes = scene.plan.problem.node_of.tolist()
@@ -38,7 +39,7 @@ def trace_events(scenes: Sequence[Scene]) -> dict:
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _names(scene: Scene, nodes: list[int], first_pid: int) -> Iterator[dict]:
+def _names(scene: Scene, nodes: list[int], first_pid: int) -> Iterator[dict[str, Any]]:
     for node in sorted(set(nodes)):
         name = {"name": f"{scene.title}, node {node}"}
         yield {"ph": "M", "name": "process_name", "pid": first_pid + node, "args": name}
@@ -50,7 +51,7 @@ def _names(scene: Scene, nodes: list[int], first_pid: int) -> Iterator[dict]:
                    "args": {"sort_index": tid}}  # fmt: skip
 
 
-def _events(course: Course, pids: list[int], at_s: float, category: str, first_flow: int) -> Iterator[dict]:
+def _events(course: Course, pids: list[int], at_s: float, category: str, first_flow: int) -> Iterator[dict[str, Any]]:
     """Boxes of all instructions, and a flow from each send to its receive. first_flow: no flow before has it."""
     programs = course.programs
     ranks, met = programs.rank.tolist(), partners(programs).tolist()
@@ -78,5 +79,5 @@ def _events(course: Course, pids: list[int], at_s: float, category: str, first_f
                           "ts": (at_s + end) * US}  # fmt: skip
 
 
-def _box(name: str, tid: int, at_s: float, begin: float, end: float) -> dict:
+def _box(name: str, tid: int, at_s: float, begin: float, end: float) -> dict[str, Any]:
     return {"ph": "X", "name": name, "tid": tid, "ts": float(at_s + begin) * US, "dur": float(end - begin) * US}

@@ -27,6 +27,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,15 +89,17 @@ def read_run(folder: str | Path, step: int | None = None, layer: int | None = No
     for line in lines:
         if line["mask"] >= len(plan.programs):
             raise ValueError(f"{line['where']}: mask is {line['mask']}, its plan has {len(plan.programs)}, from 0")
-    courses = tuple(
-        tuple(_course(folder, plan, mask, i, [x for x in lines if (x["mask"], x["direction"]) == (mask, direction)])
-              for i, direction in enumerate(DIRECTIONS))
-        for mask in range(len(plan.programs))
-    )  # fmt: skip
-    return Run(plan, lines[0]["step"], lines[0]["layer"], courses, _plan_wait_s(folder, lines[0]["step"]))
+    courses = []
+    for mask in range(len(plan.programs)):
+        forward, backward = (
+            _course(folder, plan, mask, i, [x for x in lines if (x["mask"], x["direction"]) == (mask, direction)])
+            for i, direction in enumerate(DIRECTIONS)
+        )
+        courses.append((forward, backward))
+    return Run(plan, lines[0]["step"], lines[0]["layer"], tuple(courses), _plan_wait_s(folder, lines[0]["step"]))
 
 
-def _lines(path: Path) -> Iterator[dict]:
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Lines of a file with their integer fields filled in and checked; `where` says which line it is."""
     for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
         if not text.strip():
@@ -119,7 +122,7 @@ def _lines(path: Path) -> Iterator[dict]:
         yield line | {"where": where, "host": str(line.get("host", ""))}
 
 
-def _plan(folder: Path, lines: list[dict]) -> Plan:
+def _plan(folder: Path, lines: list[dict[str, Any]]) -> Plan:
     hashes = sorted({line["plan"] for line in lines})
     if len(hashes) > 1:
         raise ValueError(
@@ -142,12 +145,12 @@ def _plan(folder: Path, lines: list[dict]) -> Plan:
     return plan
 
 
-def _course(folder: Path, plan: Plan, mask: int, direction: int, lines: list[dict]) -> Course | None:
+def _course(folder: Path, plan: Plan, mask: int, direction: int, lines: list[dict[str, Any]]) -> Course | None:
     """Join the ranks' lines of one mask and direction."""
     if not lines:
         return None
     programs = plan.programs[mask][direction]
-    by_rank: dict[int, dict] = {}
+    by_rank: dict[int, dict[str, Any]] = {}
     for line in lines:
         if (other := by_rank.setdefault(line["rank"], line)) is not line:
             raise ValueError(f"{line['where']}: measured already at {other['where']}; remove one of the two lines")
@@ -172,7 +175,7 @@ def _course(folder: Path, plan: Plan, mask: int, direction: int, lines: list[dic
     return Course.of(programs, Times(start, np.where(stands, start, end), end, comm_start, comm_end))
 
 
-def _times(line: dict, name: str, count: int) -> np.ndarray:
+def _times(line: dict[str, Any], name: str, count: int) -> np.ndarray:
     """One list of times of a line: float64 [count], NaN where it says null or nothing at all."""
     optional = name.startswith("comm")
     values = line.get(name, [None] * count if optional else None)
@@ -195,7 +198,7 @@ def _times(line: dict, name: str, count: int) -> np.ndarray:
     return out
 
 
-def _fill(programs: Programs, start, end, comm_start, comm_end) -> None:
+def _fill(programs: Programs, start: np.ndarray, end: np.ndarray, comm_start: np.ndarray, comm_end: np.ndarray) -> None:
     """Give transfers that nothing was said of the longest time that they can have been on their way."""
     send = np.flatnonzero((programs.op == Op.SEND) & np.isnan(comm_start))
     met = partners(programs)[send]

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hsap.view.scene import Scene, check_comparable, vocabulary
 
@@ -61,7 +62,7 @@ def bundle() -> str:
     return "(() => {\n" + "\n".join(joined) + "\n})();\n"
 
 
-def _inert(data: dict) -> str:
+def _inert(data: dict[str, Any]) -> str:
     """Write JSON in which no character can end or open an element of the page."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

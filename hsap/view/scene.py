@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from hsap.ir.block import cut_blocks
-from hsap.ir.effects import flows, partners, touches
+from hsap.ir.block import Blocks, Shards, cut_blocks
+from hsap.ir.effects import Flows, flows, partners, touches
 from hsap.ir.mask import Mask
 from hsap.ir.pattern import Pattern, patterns
 from hsap.ir.plan import Plan
-from hsap.ir.program import OPERANDS, Access, Op, Role, Space
+from hsap.ir.program import OPERANDS, Access, Op, Programs, Role, Space
 from hsap.ir.schedule import DIRECTIONS, Chart
 from hsap.ir.slice import K0, Q0, Kind, kinds
 from hsap.ir.spelling import MNEMONICS
@@ -44,7 +45,7 @@ class Scene:
     @classmethod
     def planned(cls, timeline: Timeline, title: str | None = None) -> Scene:
         """Show a plan on the simulator's clock."""
-        courses = tuple(tuple(Course.planned(trace) for trace in pair) for pair in timeline.traces)
+        courses = tuple((Course.planned(forward), Course.planned(backward)) for forward, backward in timeline.traces)
         note = f"simulated on {timeline.cluster.name}"
         return cls(timeline.plan, courses, timeline.plan.planner if title is None else title, note)
 
@@ -56,7 +57,7 @@ class Scene:
             note += f"; the step waited {run.plan_wait_s * 1e3:.4g} ms for its plan"
         return cls(run.plan, run.courses, "measured", note)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Values for the page; lengths are tokens, times ticks of `tick_s`, sizes bytes."""
         plan, problem = self.plan, self.plan.problem
         columns = Columns()
@@ -82,19 +83,20 @@ class Scene:
             **columns.packed(),
         }
 
-    def _figures(self) -> dict:
+    def _figures(self) -> dict[str, Any]:
         """Key figures; times are of this scene's clock, means over layers as in a plan's summary."""
         found = summary(self.plan)
         layers = [count for _, count in self.plan.problem.masks]
         names = ("bytes_total", "bytes_internode", "max_recv_bytes_per_rank", "peak_buffer_bytes_per_rank")
         out = {name: found[name] for name in ("area_imbalance", "token_imbalance", "stages", "instructions")}
         for i, direction in enumerate(DIRECTIONS):
-            times = [pair[i].makespan_s if pair[i] else None for pair in self.courses]
-            seconds = None if None in times else float(np.average(times, weights=layers))
+            measured = [pair[i] for pair in self.courses]
+            times = [course.makespan_s for course in measured if course]
+            seconds = float(np.average(times, weights=layers)) if len(times) == len(measured) else None
             out[direction] = {name: found[direction][name] for name in names} | {"seconds": seconds}
         return out
 
-    def _mask(self, mask: int, columns: Columns) -> dict:
+    def _mask(self, mask: int, columns: Columns) -> dict[str, Any]:
         plan = self.plan
         table = plan.slices[mask]
         shards = plan.shards
@@ -111,13 +113,12 @@ class Scene:
         for direction, course in enumerate(self.courses[mask]):
             chart = plan.chart[mask][direction]
             num_stages = int(chart[:, Chart.STAGE].max(initial=-1)) + 1
-            directions.append(None if course is None else _course(plan, course, f"{mask}.{direction}", columns))
-            if course is not None:
-                directions[-1]["stages"] = num_stages
+            told = None if course is None else _course(plan, course, f"{mask}.{direction}", columns)
+            directions.append(None if told is None else told | {"stages": num_stages})
         return {"name": ", ".join(words), "layers": layers, "directions": directions}
 
 
-def _course(plan: Plan, course: Course, name: str, columns: Columns) -> dict:
+def _course(plan: Plan, course: Course, name: str, columns: Columns) -> dict[str, Any]:
     """Columns of one program's instructions, buffers and links."""
     programs = course.programs
     for field in ("offsets", "stage"):
@@ -157,7 +158,7 @@ def _slices(columns: Columns, name: str, table: np.ndarray, block: np.ndarray) -
     columns.add(f"{name}.block", block, rising=True)
 
 
-def _block_of(shards, table: np.ndarray, key: np.ndarray) -> np.ndarray:
+def _block_of(shards: Shards, table: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Block of each slice: int64 [n]. key: of each block, q · num_shards + kv, rising."""
     by_position = np.argsort(shards.spans[:, 0], kind="stable")
     starts = shards.spans[by_position, 0]
@@ -166,7 +167,7 @@ def _block_of(shards, table: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.searchsorted(key, q * max(len(shards), 1) + kv)
 
 
-def _shapes(shards, blocks) -> np.ndarray:
+def _shapes(shards: Shards, blocks: Blocks) -> np.ndarray:
     """Index into `SHAPES` of every block."""
     found = patterns(shards, blocks).astype(np.int64)
     if not len(blocks):
@@ -178,7 +179,7 @@ def _shapes(shards, blocks) -> np.ndarray:
     return np.where(found == Pattern.OTHER, plain, len(Kind) + found)
 
 
-def _links(columns: Columns, name: str, carried, num_ranks: int) -> None:
+def _links(columns: Columns, name: str, carried: Flows, num_ranks: int) -> None:
     pairs, which = np.unique(carried.src * num_ranks + carried.dst, return_inverse=True)
     columns.add(f"{name}.link.src", pairs // num_ranks)
     columns.add(f"{name}.link.dst", pairs % num_ranks)
@@ -186,7 +187,7 @@ def _links(columns: Columns, name: str, carried, num_ranks: int) -> None:
     columns.add(f"{name}.link.messages", np.bincount(which, minlength=len(pairs)))
 
 
-def _buffers(columns: Columns, name: str, programs) -> None:
+def _buffers(columns: Columns, name: str, programs: Programs) -> None:
     """Buffers with their lives: first and last instruction during which they are held, -1 for those never touched."""
     buffers, touched = programs.buffers, touches(programs)
     begin, end = np.full(len(buffers), len(programs)), np.full(len(buffers), -1)
@@ -204,7 +205,7 @@ def _buffers(columns: Columns, name: str, programs) -> None:
         columns.add(f"{name}.held.rows{side}", buffers.rows[:, side])
 
 
-def vocabulary() -> dict:
+def vocabulary() -> dict[str, Any]:
     """Names behind the numbers in columns, the same for every scene."""
     return {
         "ops": [op.name.lower() for op in Op],

@@ -11,6 +11,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,14 +157,16 @@ def run_world(num_ranks: int, runs: list[list[str]], folder: Path, script: Path 
         )
 
 
-def run_cases(cases: list[Case], root: Path, steps: int = NUM_STEPS) -> list[Path]:
-    """Run cases, one world for each number of ranks; each one's directory under root."""
+def run_cases(
+    cases: list[Case], root: Path, steps: int = NUM_STEPS, run: Callable[..., None] = run_world
+) -> list[Path]:
+    """Run cases, one world (see `run_world`) for each number of ranks; each one's directory under root."""
     root.mkdir(parents=True, exist_ok=True)
     data = write_data(root)
     outs = [root / f"{i}" for i in range(len(cases))]
     for num_ranks in sorted({case.num_ranks for case in cases}):
         mine = [(case, out) for case, out in zip(cases, outs) if case.num_ranks == num_ranks]
-        run_world(num_ranks, [arguments(case, data, out, steps) for case, out in mine], root)
+        run(num_ranks, [arguments(case, data, out, steps) for case, out in mine], root)
     return outs
 
 

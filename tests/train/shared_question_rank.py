@@ -1,8 +1,6 @@
 """One rank that trains on shared questions, or on a sequence for each answer, as the run's directory is named."""
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,5 +35,5 @@ def read(config: TrainConfig) -> Inputs:
     return dataclasses.replace(read_inputs(config), train_data=store)
 
 
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), read)
+def train(runs: list[list[str]], _: int) -> None:
+    main(runs, read)

@@ -5,6 +5,7 @@ import pytest
 from hsap.buffers import Buffers
 from hsap.models import ModelConfig
 from tests import parity
+from tests.train.worlds import run_world
 
 LARGE = {"model.vocab_size": 36_000, "model.hidden_dim": 128, "model.num_layers": 3, "model.ffn_dim": 2048,
          "model.tied_embeddings": "false"}  # fmt: skip
@@ -27,7 +28,7 @@ def runs(tmp_path_factory):
             [a for a in parity.arguments(case, data, out, STEPS) if a.split("=")[0] not in LARGE] + told
             for case, out in mine
         ]
-        parity.run_world(ranks, listed, root)
+        run_world(ranks, listed, root)
     return outs
 
 

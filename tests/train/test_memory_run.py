@@ -5,8 +5,9 @@ import pytest
 from hsap.data.packing.settings import Packing
 from hsap.train.capacity import Capacity
 from hsap.train.inputs import check
-from tests.parity import Case, arguments, compare, run_world, write_data
+from tests.parity import Case, arguments, compare, write_data
 from tests.parity.rank import configure
+from tests.train.worlds import run_world
 
 SAVING = [
     *("model.checkpointing=full", "model.mlp_chunk_tokens=17", "model.loss_chunk_tokens=24"),

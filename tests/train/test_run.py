@@ -12,6 +12,7 @@ import pytest
 
 from hsap.view import read_run
 from tests.parity import LENGTHS, REPOSITORY, SMALL_MODEL, Case, compare, run_cases, write_data
+from tests.train.worlds import World, run_world
 
 KEYS = {
     *("step", "loss", "grad_norm", "tokens", "target_tokens", "tokens_per_s", "padding_share", "area_imbalance"),
@@ -23,9 +24,9 @@ NUM_STEPS = 6
 pytestmark = pytest.mark.slow
 
 
-def train(folder, *arguments, by=(sys.executable,)):
-    """Run train.py on the ragged data of the parity cases: four packs a step, the fourth of one token."""
-    settings = {
+def settings(folder):
+    """The ragged data of the parity cases: four packs a step, the fourth of one token."""
+    values = {
         "data.path": folder / "ragged.jsonl",
         "data.eval_path": "null",
         "data.tokenizer": REPOSITORY / "datasets/demo/tokenizer.json",
@@ -38,10 +39,20 @@ def train(folder, *arguments, by=(sys.executable,)):
         "optim.warmup_steps": 2,
         **SMALL_MODEL,
     }
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def train(folder, *arguments, by=(sys.executable,)):
+    """Run train.py."""
     bin = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = [*by, str(REPOSITORY / "train.py"), *(f"{key}={value}" for key, value in settings.items()), *arguments]
+    command = [*by, str(REPOSITORY / "train.py"), *settings(folder), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def forked(folder, out, *arguments):
+    """Do what train.py does on two ranks, which take less time to start here; give what they said."""
+    return World(folder, 2, [*settings(folder), "+topology=2x1", f"out={folder / out}", *arguments]).finish()
 
 
 def metrics(out):
@@ -94,8 +105,7 @@ def test_a_run_says_little(finished):
 def test_planning_in_processes_changes_nothing(finished):
     """Bit for bit, with every plan made elsewhere and further ahead; and nothing is left of them."""
     folder, options, _ = finished
-    done = train(folder, "+topology=2x1", "out=workers", *options, "data.workers=2", "data.lookahead=3")
-    assert done.returncode == 0 and "planning worker" not in done.stderr, done.stderr[-3000:]
+    assert "planning worker" not in forked(folder, "workers", *options, "data.workers=2", "data.lookahead=3")
     assert list(map(same, metrics(folder / "workers"))) == list(map(same, metrics(folder / "first")))
 
 
@@ -145,8 +155,7 @@ def test_a_resumed_run_repeats_the_unbroken_one_bit_for_bit(finished):
     (checkpoints / "latest").write_text("step4")
     lines = (folder / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "second" / "metrics.jsonl").write_text("".join([*lines[:4], '{"step": 5, "loss": 1}\n', lines[5][:30]]))
-    done = train(folder, "+topology=2x1", "out=second", "resume=true", *options)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked(folder, "second", "resume=true", *options)
     first, second = metrics(folder / "first"), metrics(folder / "second")
     assert first[:4] == second[:4]
     assert [same(step) for step in first] == [same(step) for step in second]
@@ -162,21 +171,19 @@ def test_packs_that_grow_and_documents_that_are_kept_resume_in_the_middle_of_a_s
     folder, _, _ = finished
     options = ["data.packing=balanced", "data.pack_tokens=48", "data.curriculum=[[3,96]]", "data.long_documents=keep"]
     options += ["data.max_document_tokens=100", "data.max_delay_steps=2", "train.micro_packs=1"]
-    done = train(folder, "+topology=2x1", "out=grown", "train.save_every=4", *options)
-    assert done.returncode == 0, done.stderr[-3000:]
+    said = forked(folder, "grown", "train.save_every=4", *options)
     lengths = [length for pack in LENGTHS for length in pack]
     for pack_tokens in (48, 96):
         cut, kept = sum(n > 100 for n in lengths), sum(pack_tokens < n <= 100 for n in lengths)
         told = [f"{cut} cut"] * (cut > 0) + [f"{kept} kept whole"] * (kept > 0)
         line = f"hsap: of {len(lengths)} documents, longer than {pack_tokens} tokens: {', '.join(told)}"
-        assert cut and line in done.stderr.splitlines()
+        assert cut and line in said.splitlines()
     grown = metrics(folder / "grown")
     assert [step["pack_tokens"] for step in grown] == [48, 48, 96, 96, 96, 96]
     assert all(0 <= step["padding_share"] < 1 for step in grown)
     shutil.copytree(folder / "grown", folder / "regrown")
     (folder / "regrown" / "checkpoints" / "latest").write_text("step4")
-    done = train(folder, "+topology=2x1", "out=regrown", "resume=true", *options)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked(folder, "regrown", "resume=true", *options)
     assert [same(step) for step in grown] == [same(step) for step in metrics(folder / "regrown")]
 
 
@@ -195,11 +202,8 @@ def test_two_sp_groups_of_torchrun_train_as_one(finished):
 def test_auto_is_decided_by_one_rank_and_trains_the_same(finished):
     """Ranks compare their plans' hashes in every step, and only the publisher's may be the winner's."""
     folder, _, _ = finished
-    done = train(
-        folder, "+topology=2x1", "out=auto", "planner=auto", "planner.candidates=zigzag|ring|sap", "train.steps=3"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "planner auto, 188,736 parameters" in done.stderr
+    said = forked(folder, "auto", "planner=auto", "planner.candidates=zigzag|ring|sap", "train.steps=3")
+    assert "planner auto, 188,736 parameters" in said
     for one, two in zip(metrics(folder / "first")[:3], metrics(folder / "auto"), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
@@ -252,7 +256,7 @@ def test_topologies_zero_stages_and_accumulation_change_nothing(tmp_path):
         Case("2x2", masks="window:24+causal"),
         Case("1x1", zero_stage=0, masks="window:24+causal"),
     ]
-    outs = dict(zip(cases, run_cases(cases, tmp_path, steps=5)))
+    outs = dict(zip(cases, run_cases(cases, tmp_path, 5, run_world)))
     for case, out in outs.items():
         difference = compare(outs[case.base], out)
         # bf16 rounds each gradient, and the loss of five steps is not yet far from that of exact updates.

@@ -11,8 +11,9 @@ from hsap.models.huggingface import save
 from hsap.models.llama import shapes
 from hsap.models.tsp.traffic import weight_traffic
 from hsap.train.checkpoints.export import Exported
-from tests.parity import Case, arguments, compare, run_world, write_data
+from tests.parity import Case, arguments, compare, write_data
 from tests.parity.rank import configure
+from tests.train.worlds import run_world
 
 pytestmark = pytest.mark.slow
 NINE = (9, 3)

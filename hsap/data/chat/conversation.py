@@ -117,17 +117,17 @@ class _Reading:
         if sort is None or not isinstance(part, Mapping):
             raise Rejected(self.where, NO_TEXT, f"turn {self.number} has {kind!r}")
         self.refuse(part, _PART_MEDIA, NO_TEXT)
-        names = (kind, "value", "text", "content")
+        names = (str(kind), "value", "text", "content")
         others = {*_TEXT_PARTS, *_REASONING_PARTS, *_REASONING_FIELDS, *_CALL_PARTS}.difference(names)
         self.refuse(part, sorted(others), "a part of content that is of several kinds")
         value = self.agreed(part, names)
         sort[1].append(value if sort[1] is self.calls else self.text(value))
         self.weights += [weight for weight in [self._weight(part)] if weight is not None]
 
-    def _sorts(self) -> tuple[tuple[tuple[str, ...], list], ...]:
+    def _sorts(self) -> tuple[tuple[tuple[str, ...], list[Any]], ...]:
         return (_TEXT_PARTS, self.texts), (_REASONING_PARTS, self.reasoning), (_CALL_PARTS, self.calls)
 
-    def speaker(self, turn: Mapping) -> tuple[str, bool]:
+    def speaker(self, turn: Mapping[str, Any]) -> tuple[str, bool]:
         """Give a turn's role, and whether its content is calls of functions; fields for it that are known agree."""
         names = [turn[name] for name in _ROLE_FIELDS if turn.get(name) is not None]
         if not names or not isinstance(names[0], str):
@@ -141,7 +141,7 @@ class _Reading:
             raise Rejected(self.where, "a turn of two roles", f"turn {self.number} is of {' and '.join(names)}")
         return next(iter(roles))
 
-    def agreed(self, values: Mapping, names: Sequence[str]) -> Any:
+    def agreed(self, values: Mapping[str, Any], names: Sequence[str]) -> Any:
         """Give what some fields say, of which those that aren't empty say the same; None where there are none."""
         given = [values[name] for name in names if values.get(name) is not None]
         given = [value for value in given if not is_empty(value)] or given[:1]
@@ -149,20 +149,20 @@ class _Reading:
             raise Rejected(self.where, "a turn that says two things in one", f"turn {self.number}: {', '.join(names)}")
         return given[0] if given else None
 
-    def refuse(self, values: Mapping, names: Sequence[str], reason: str) -> None:
+    def refuse(self, values: Mapping[str, Any], names: Sequence[str], reason: str) -> None:
         """Reject what has any of some fields."""
         for name in names:
             if not is_empty(values.get(name)):
                 raise Rejected(self.where, reason, f"turn {self.number} has {name!r}")
 
-    def weight(self, turn: Mapping) -> float | None:
+    def weight(self, turn: Mapping[str, Any]) -> float | None:
         """Give the weight of a turn, which its parts don't contradict."""
         weight = self._weight(turn)
         if any(one != weight for one in self.weights):
             raise Rejected(self.where, "a loss weight of a part of a turn", f"turn {self.number}")
         return weight
 
-    def _weight(self, values: Mapping) -> float | None:
+    def _weight(self, values: Mapping[str, Any]) -> float | None:
         given = {name: values[name] for name in _WEIGHT_FIELDS if values.get(name) is not None}
         for name, weight in given.items():
             # Targets count fully or not at all: a fraction trained as 1 would be trained wrongly.
@@ -186,7 +186,7 @@ class _Reading:
         return value
 
 
-def _first(values: Mapping, names: Sequence[str]) -> Any:
+def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Give the value of the first of some fields that is there."""
     return next((values[name] for name in names if values.get(name) is not None), None)
 
@@ -204,7 +204,7 @@ def same(a: object, b: object) -> bool:
         return False
 
 
-def refuse_media(values: Mapping, where: str, what: str) -> None:
+def refuse_media(values: Mapping[str, Any], where: str, what: str) -> None:
     """Reject what has pictures, sound or films beside its text."""
     name = next((name for name in _MEDIA if not is_empty(values.get(name))), None)
     if name is not None:
@@ -225,7 +225,7 @@ def parsed(value: object, what: str, where: str) -> Any:
     return read
 
 
-def read_calls(given: object, where: str) -> tuple[dict, ...]:
+def read_calls(given: object, where: str) -> tuple[dict[str, Any], ...]:
     """Read calls of functions: one or a list, as objects or as JSON, with or without OpenAI's wrapping."""
     given = parsed(given, "calls of functions", where)
     calls = []
@@ -242,7 +242,7 @@ def read_calls(given: object, where: str) -> tuple[dict, ...]:
     return tuple(calls)
 
 
-def read_tools(given: object, where: str) -> tuple[dict, ...]:
+def read_tools(given: object, where: str) -> tuple[dict[str, Any], ...]:
     """Read the tools that a conversation offers: a list of schemas or JSON of it, with or without OpenAI's wrapping."""
     given = None if is_empty(given) else parsed(given, "tools", where)
     if given is False or is_empty(given):

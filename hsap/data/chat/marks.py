@@ -88,7 +88,7 @@ class Marks:
         return cover
 
 
-class _Cover(dict):
+class _Cover(dict[int, int]):
     """Covers of one owner's characters by code point, made as they are asked for."""
 
     def __init__(self, marks: Marks, owner: int) -> None:
@@ -102,7 +102,7 @@ class _Cover(dict):
         return self[code]
 
 
-def alternation(words: Iterable[str]) -> re.Pattern:
+def alternation(words: Iterable[str]) -> re.Pattern[str]:
     """Compile what finds any of some words, the longest first, as a group of its own; nothing where there are none."""
     ordered = sorted(set(filter(None, words)), key=lambda word: (-len(word), word))
     return re.compile("(" + "|".join(map(re.escape, ordered)) + ")" if ordered else "((?!))")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hsap.data.chat.marks import CLOSE, OPEN
@@ -44,13 +45,16 @@ class Renderer:
             tree = self._environment(False).parse(source)
             self.known = _known_words(tree)
         except (TemplateError, RecursionError) as error:
-            line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+            number = getattr(error, "lineno", None)
+            line = f", line {number}" if number else ""
             raise ValueError(
                 f"chat template {name}{line}: {error}; repair it, or set data.chat_template to another"
             ) from error
         self.has_tags = any(isinstance(n.call.node, nodes.ExtensionAttribute) for n in tree.find_all(nodes.CallBlock))
 
-    def __call__(self, messages: Sequence[Mapping], tools: Sequence[Mapping], prompt: bool, marked: bool) -> str:
+    def __call__(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool, marked: bool
+    ) -> str:
         """Give the text of messages. prompt: with what makes the model begin. marked: with marks of generation tags.
 
         `Refusal`: why the template doesn't render them.
@@ -80,12 +84,12 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja's own way)
     opening = closing = ""
 
-    def parse(self, parser):
+    def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("write"), [], [], body).set_lineno(line)
 
-    def write(self, caller) -> str:
+    def write(self, caller: Callable[[], str]) -> str:
         return self.opening + caller() + self.closing
 
 
@@ -100,7 +104,13 @@ def _known_words(tree: nodes.Template) -> frozenset[str]:
     return frozenset(const.value for const in consts if isinstance(const.value, str) and const.value.strip())
 
 
-def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Not Jinja's own, which writes &, < and > for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -109,5 +119,5 @@ class _Said(TemplateError):
     """What a template says by raise_exception, mostly the same words for the same fault."""
 
 
-def _raise(message: object):
+def _raise(message: object) -> NoReturn:
     raise _Said(str(message))

@@ -54,7 +54,7 @@ class ChatFields:
             )
         return cls(**{name: (value,) for name, value in names.items()}, tree=tree, answers=answers)
 
-    def of(self, row: Mapping, name: str) -> Any:
+    def of(self, row: Mapping[str, Any], name: str) -> Any:
         """Give a field of a row by its name here, an empty one only if no other is there; None where there is none."""
         given = [row[one] for one in getattr(self, name) if row.get(one) is not None]
         return next((value for value in given if not is_empty(value)), given[0] if given else None)
@@ -71,7 +71,7 @@ FIELD_NAMES = tuple(field.name for field in fields(ChatFields) if field.name not
 Chat = Conversation | SharedQuestion
 
 
-def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
+def chat_of(row: Mapping[str, Any], where: str, fields: ChatFields) -> tuple[Chat, ...]:
     """Read the chats of a row: none if it isn't a chat, one, or as many as a tree has paths.
 
     where: "path:line". `Rejected`: a chat that can't be trained on, and why.
@@ -88,7 +88,7 @@ def chat_of(row: Mapping, where: str, fields: ChatFields) -> tuple[Chat, ...]:
     return (replace(chats[0], unread=unread), *chats[1:]) if unread else chats
 
 
-def _read(row: Mapping, where: str, fields: ChatFields) -> tuple[tuple[Chat, ...], tuple[str, ...]] | None:
+def _read(row: Mapping[str, Any], where: str, fields: ChatFields) -> tuple[tuple[Chat, ...], tuple[str, ...]] | None:
     """Read the chats of a row and say which fields they are in; None for a row that isn't a chat."""
     answers = _answers(row, fields)
     messages, output = _messages(row, fields), fields.of(row, "output")
@@ -113,7 +113,9 @@ def _read(row: Mapping, where: str, fields: ChatFields) -> tuple[tuple[Chat, ...
     return (Conversation(in_order(turns, where), _tools(row, where, fields)),), (*asked, "system", "tools")
 
 
-def _unread(row: Mapping, chats: Sequence[Chat], fields: ChatFields, used: tuple[str, ...]) -> tuple[str, ...]:
+def _unread(
+    row: Mapping[str, Any], chats: Sequence[Chat], fields: ChatFields, used: tuple[str, ...]
+) -> tuple[str, ...]:
     """Name the fields of chats in a row that its chats were not read from and that say something else."""
     told = [one for chat in chats for one in (chat.conversations if isinstance(chat, SharedQuestion) else (chat,))]
     said = {turn.content.strip() for one in told for turn in one.turns}
@@ -136,7 +138,7 @@ def _repeats(value: object, said: set[str]) -> bool:
     return isinstance(value, Sequence) and all(_repeats(one, said) for one in value)
 
 
-def _messages(row: Mapping, fields: ChatFields) -> Any:
+def _messages(row: Mapping[str, Any], fields: ChatFields) -> Any:
     """Give the list of turns of a row; an empty one isn't there where a question and an answer are."""
     messages = fields.of(row, "messages")
     if is_empty(messages) and not is_empty(fields.of(row, "instruction")):
@@ -145,7 +147,7 @@ def _messages(row: Mapping, fields: ChatFields) -> Any:
     return messages
 
 
-def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] | None:
+def _question(row: Mapping[str, Any], where: str, fields: ChatFields) -> tuple[Turn, ...] | None:
     """Read the turns of a row but for an output or answers that stand in a field of their own; None: it has none."""
     messages, instruction = _messages(row, fields), fields.of(row, "instruction")
     if messages is not None:
@@ -162,7 +164,7 @@ def _question(row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...] 
     return _with_system(turns, row, where, fields)
 
 
-def _with_system(turns: tuple[Turn, ...], row: Mapping, where: str, fields: ChatFields) -> tuple[Turn, ...]:
+def _with_system(turns: tuple[Turn, ...], row: Mapping[str, Any], where: str, fields: ChatFields) -> tuple[Turn, ...]:
     """Put the row's system prompt, if it has one, before its turns."""
     system = fields.of(row, "system")
     if is_empty(system):
@@ -199,11 +201,11 @@ def _check_repeated(asked: Sequence[Turn], question: Sequence[Turn], where: str)
             raise Rejected(where, "a prompt other than what its answers begin with", f"a turn of the {turn.role}")
 
 
-def _tools(row: Mapping, where: str, fields: ChatFields) -> tuple[dict, ...]:
+def _tools(row: Mapping[str, Any], where: str, fields: ChatFields) -> tuple[dict[str, Any], ...]:
     return read_tools(fields.of(row, "tools"), where)
 
 
-def _answers(row: Mapping, fields: ChatFields) -> list | None:
+def _answers(row: Mapping[str, Any], fields: ChatFields) -> list[Any] | None:
     """Give the answers of a row that has several of them, the best first; None for another row."""
     chosen, rejected = fields.of(row, "chosen"), fields.of(row, "rejected")
     if chosen is not None and rejected is not None:
@@ -216,7 +218,9 @@ def _answers(row: Mapping, fields: ChatFields) -> list | None:
     return list(several) if asked and isinstance(several, Sequence) and not isinstance(several, str) else None
 
 
-def _shared_question(row: Mapping, given: list, where: str, fields: ChatFields) -> SharedQuestion | Conversation:
+def _shared_question(
+    row: Mapping[str, Any], given: list[Any], where: str, fields: ChatFields
+) -> SharedQuestion | Conversation:
     """Read a question and its answers."""
     answers = [_said(answer, "assistant", where) for answer in given]
     if not answers:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,9 +89,9 @@ def render(renderer: Renderer, conversation: Conversation, controls: Controls, a
     return _Rendering(renderer, conversation, controls).rendered(asked)
 
 
-def message(turn: Turn, text: Callable[[str], str], values: Callable[[object], object]) -> dict:
+def message(turn: Turn, text: Callable[[str], str], values: Callable[[object], object]) -> dict[str, Any]:
     """Give a turn as chat templates take it; `text` and `values` are applied to what was said."""
-    made = {"role": turn.role, "content": text(turn.content)}
+    made: dict[str, Any] = {"role": turn.role, "content": text(turn.content)}
     if turn.reasoning is not None:
         made |= dict.fromkeys(("reasoning_content", "thinking"), text(turn.reasoning))
     if turn.tool_calls:
@@ -127,7 +127,7 @@ class _Rendering:
         self._check_all_there(conversation)
         self.tags = _tags(marked) if renderer.has_tags else None
 
-    def _covered(self, i: int, turn: Turn) -> dict:
+    def _covered(self, i: int, turn: Turn) -> dict[str, Any]:
         made = message(turn, lambda text: self.marks.cover(text, i), lambda value: self.marks.covered(value, i))
         return made | {name: self.marks.guard(made[name]) for name in ("name", "tool_call_id") if name in made}
 

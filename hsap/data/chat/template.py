@@ -16,6 +16,7 @@ import itertools
 import json
 from bisect import bisect_left
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from hsap.data.chat.render import Refusal, Renderer
 from hsap.data.chat.spans import Control, Controls, Rendered, Span, render
 from hsap.data.document import Conversation, Sample, SharedQuestion, Turn
 from hsap.data.rejected import Rejected
-from hsap.data.tokenizer import Tokenizer
+from hsap.data.tokenizer import After, Tokenizer
 
 SHIPPED = ("chatml", "llama2", "mistral")
 LOSSES = ("assistant", "last_assistant", "weighted", "all")
@@ -89,7 +90,8 @@ class Template:
         tokens: list[int] = []
         marks: list[bool] = []
         begins: dict[int, int] = {}
-        after, current = "start", Span(-1, 0, 0)
+        after: After = "start"
+        current = Span(-1, 0, 0)
         for start, end in itertools.pairwise(borders):
             if start in spans:
                 current = spans[start]
@@ -180,7 +182,7 @@ def _special(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _config(path: Path) -> dict:
+def _config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hsap.data.chat.conversation import in_order, read_turn
 from hsap.data.document import Turn
@@ -22,7 +23,7 @@ _REPLIES = ("replies", "children")
 _ID_FIELDS = ("message_id", "id")
 
 
-def is_tree(row: Mapping, messages: object) -> bool:
+def is_tree(row: Mapping[str, Any], messages: Any) -> bool:
     """Whether a row is a tree: a message with replies, a prompt that is one, or messages that name their parent."""
     if _root(row) is not None or ("parent_id" in row and "role" in row):
         return True
@@ -30,7 +31,7 @@ def is_tree(row: Mapping, messages: object) -> bool:
     return several and any(isinstance(turn, Mapping) and "parent_id" in turn for turn in messages)
 
 
-def read_tree(row: Mapping, messages: object, where: str, best: bool) -> tuple[tuple[Turn, ...], ...]:
+def read_tree(row: Mapping[str, Any], messages: Any, where: str, best: bool) -> tuple[tuple[Turn, ...], ...]:
     """Give the turns of every conversation of a tree, or of the best one; `Rejected` where one isn't in order."""
     root = _root(row)
     if root is None and (isinstance(messages, str) or not isinstance(messages, Sequence)):
@@ -54,7 +55,7 @@ def read_tree(row: Mapping, messages: object, where: str, best: bool) -> tuple[t
     return tuple(paths)
 
 
-def _root(row: Mapping) -> Mapping | None:
+def _root(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Give the first message of a nested tree."""
     for one in (row, row.get("prompt")):
         if isinstance(one, Mapping) and any(isinstance(one.get(name), list | tuple) for name in _REPLIES):
@@ -62,13 +63,13 @@ def _root(row: Mapping) -> Mapping | None:
     return None
 
 
-def _replies(message: Mapping) -> list:
+def _replies(message: Mapping[str, Any]) -> list[Any]:
     return next((list(message[name]) for name in _REPLIES if isinstance(message.get(name), list | tuple)), [])
 
 
-def _ways(root: Mapping, best: bool, where: str) -> Iterator[tuple[Mapping, ...]]:
+def _ways(root: Mapping[str, Any], best: bool, where: str) -> Iterator[tuple[Mapping[str, Any], ...]]:
     """Walk the ways from a message to the ends, depth first, without recursion: trees may be deep."""
-    open_ways = [(root,)]
+    open_ways: list[tuple[Mapping[str, Any], ...]] = [(root,)]
     while open_ways:
         way = open_ways.pop()
         replies = _replies(way[-1])
@@ -83,9 +84,10 @@ def _ways(root: Mapping, best: bool, where: str) -> Iterator[tuple[Mapping, ...]
         open_ways += [(*way, reply) for reply in (ordered[:1] if best else reversed(ordered))]
 
 
-def _linked(messages: Sequence, where: str) -> list[Mapping]:
+def _linked(messages: Sequence[Any], where: str) -> list[Mapping[str, Any]]:
     """Nest messages that name their parent; gives those without one."""
-    nodes, roots = {}, []
+    nodes: dict[str | int, dict[str, Any]] = {}
+    roots: list[Mapping[str, Any]] = []
     for message in messages:
         if not isinstance(message, Mapping):
             raise Rejected(where, "a turn is no object", "a message of a tree")

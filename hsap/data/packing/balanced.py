@@ -49,7 +49,9 @@ def balanced(
     return Packs.gathered(pieces, pack, len(used) * packs_per_step)
 
 
-def _steps(tokens: np.ndarray, pack_tokens: int, packs_per_step: int, random: np.random.Generator):
+def _steps(
+    tokens: np.ndarray, pack_tokens: int, packs_per_step: int, random: np.random.Generator
+) -> tuple[np.ndarray, int]:
     """The step that each piece is for, int64 [num_pieces] from 0, and the number of steps."""
     step = np.empty(len(tokens), np.int64)
     long_first = np.argsort(-tokens, kind="stable")
@@ -76,7 +78,7 @@ def _count_outliers(long_first: np.ndarray, pack_tokens: int) -> int:
 
 
 @loop
-def _spread(sizes, num_steps, pack_tokens):
+def _spread(sizes: np.ndarray, num_steps: int, pack_tokens: int) -> tuple[np.ndarray, int]:
     """The step of each group, from long to short the one with the most room; another step where there is none."""
     step = np.empty(len(sizes), np.int64)
     room = np.full(num_steps + len(sizes), pack_tokens)
@@ -94,7 +96,7 @@ def _spread(sizes, num_steps, pack_tokens):
 
 
 @loop
-def _deal(tokens, borders, packs_per_step, pack_tokens):
+def _deal(tokens: np.ndarray, borders: np.ndarray, packs_per_step: int, pack_tokens: int) -> np.ndarray:
     """The pack of each piece; pieces of step i are borders[i] to borders[i + 1], from long to short."""
     pack = np.empty(len(tokens), np.int64)
     waiting = np.empty(len(tokens), np.int64)

@@ -70,7 +70,7 @@ def _fill_gaps(
 
 
 @loop
-def _fill(tokens, pack_tokens, seed):
+def _fill(tokens: np.ndarray, pack_tokens: int, seed: int) -> tuple[np.ndarray, int]:
     """The pack of each piece, and the number of packs."""
     pack = np.empty(len(tokens), np.int64)
     counts = np.zeros(pack_tokens + 1, np.int64)  # Fenwick tree: pieces left, by their tokens
@@ -104,7 +104,7 @@ def _fill(tokens, pack_tokens, seed):
 
 
 @inner
-def _next(counts, room, enough, random):
+def _next(counts: np.ndarray, room: int, enough: int, random: np.uint64) -> tuple[int, int]:
     """Tokens of the piece, or of both pieces, to go into a pack next; 0 for none."""
     fitting = _up_to(counts, room)
     if not fitting:
@@ -129,20 +129,20 @@ def _next(counts, room, enough, random):
 
 
 @inner
-def _following(random):
+def _following(random: np.uint64) -> np.uint64:
     """The next state of a linear congruential generator (Knuth's MMIX), whose high bits are used."""
     return random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
 
 
 @inner
-def _add(counts, tokens, change):
+def _add(counts: np.ndarray, tokens: int, change: int) -> None:
     while tokens < len(counts):
         counts[tokens] += change
         tokens += tokens & -tokens
 
 
 @inner
-def _up_to(counts, tokens):
+def _up_to(counts: np.ndarray, tokens: int) -> int:
     """How many pieces have at most so many tokens."""
     total = 0
     while tokens > 0:
@@ -152,7 +152,7 @@ def _up_to(counts, tokens):
 
 
 @inner
-def _ranked(counts, rank):
+def _ranked(counts: np.ndarray, rank: int) -> int:
     """Tokens of the piece with this rank, from 0, when pieces are sorted from short to long."""
     tokens = 0
     step = 1

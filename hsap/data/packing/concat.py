@@ -24,7 +24,9 @@ def concat(pieces: Pieces, uncut: np.ndarray, pack_tokens: int) -> tuple[Packs, 
 
 
 @loop
-def _concat(tokens, uncut, pack_tokens):
+def _concat(
+    tokens: np.ndarray, uncut: np.ndarray, pack_tokens: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     most = len(tokens) + tokens.sum() // pack_tokens + 1
     row, start, stop = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     borders = np.zeros(most + 1, np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from hsap.ir.check import MAX_TOKENS, Refused, one_of, shown, whole, wholes
 
@@ -67,7 +68,7 @@ class Packing:
         return max(index for index, (first, _) in enumerate(self.stages) if first <= step)
 
 
-def _checked(curriculum: object) -> tuple[tuple[int, int], ...]:
+def _checked(curriculum: Any) -> tuple[tuple[int, int], ...]:
     """Give a curriculum as tuples; ValueError where it is none."""
     sound = isinstance(curriculum, (list, tuple)) and all(
         isinstance(stage, (list, tuple)) and len(stage) == 2 for stage in curriculum
@@ -77,7 +78,8 @@ def _checked(curriculum: object) -> tuple[tuple[int, int], ...]:
             f"data.curriculum is {shown(curriculum)}; give [[step, pack_tokens], ...]: from that step on packs have so "
             "many tokens"
         )
-    stages = tuple(wholes(f"data.curriculum[{i}]", stage, 1, MAX_TOKENS) for i, stage in enumerate(curriculum))
+    pairs = (wholes(f"data.curriculum[{i}]", stage, 1, MAX_TOKENS) for i, stage in enumerate(curriculum))
+    stages = tuple((step, pack_tokens) for step, pack_tokens in pairs)
     steps = [1, *(step for step, _ in stages)]
     if any(a >= b for a, b in pairwise(steps)):
         raise Refused(

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -172,19 +173,20 @@ def _checked(
     return lengths, uncut
 
 
-def _to_json(place: Place) -> list:
+def _to_json(place: Place) -> list[Any]:
     return [*place[:-1], [list(one) for one in place.before]]
 
 
-def _from_json(place: object) -> Place:
+def _from_json(place: Any) -> Place:
     try:
         *here, before = place
-        places = [tuple(whole("place", value, 0) for value in one) for one in (here, *before)]
+        places: list[Any] = [tuple(whole("place", value, 0) for value in one) for one in (here, *before)]
     except (TypeError, ValueError):
         places = []
     if not places or any(len(one) != len(Place._fields) - 1 for one in places):
         raise Refused(f"the data cursor's place is {shown(place)}; the checkpoint is of another version of hsap")
-    return Place(*places[0], tuple(places[1:]))
+    stage, epoch, first, offset, pack = places[0]
+    return Place(stage, epoch, first, offset, pack, tuple(places[1:]))
 
 
 def _crc32(state: dict[str, object]) -> int:

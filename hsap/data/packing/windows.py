@@ -9,7 +9,7 @@ stage, as its own windows. The place then names the old one, from which they fol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Windows:
         self._filled = np.flatnonzero(lengths)
         self._mean_tokens = lengths.sum() / len(self._filled)
         self._order: tuple[int, np.ndarray] | None = None
-        self._left: tuple[tuple, _Rows] = ((), _Rows(NO_PIECES, 0))
+        self._left: tuple[tuple[Any, ...], _Rows] = ((), _Rows(NO_PIECES, 0))
 
     def at(self, place: Place) -> Window:
         """Pack the window at a place."""
@@ -166,13 +166,14 @@ class Windows:
         pieces.start[:1] += offset
         return pieces
 
-    def _rows(self, before: tuple[tuple, ...]) -> _Rows:
+    def _rows(self, before: tuple[tuple[Any, ...], ...]) -> _Rows:
         """The rows of an epoch in which stages ended at `before`."""
         known, rows = self._left
         if known != before[: len(known)]:
             known, rows = (), _Rows(NO_PIECES, 0)
         for i in range(len(known), len(before)):
-            place = Place(*before[i], before[:i])
+            stage, epoch, first, offset, pack = before[i]
+            place = Place(stage, epoch, first, offset, pack, before[:i])
             rows = self._left_at(place, rows, self._packed(place, rows))
         self._left = (before, rows)
         return rows

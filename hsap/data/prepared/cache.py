@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from hsap.data.config import DataConfig
 from hsap.data.opening import open_data, open_tokenizer
@@ -55,7 +55,7 @@ def cached(data: DataConfig, path: Named, seed: int = 0, name: str = "data.path"
     refuses; a cache that can't be written.
     """
     folder, seed, work = _place(data, path, seed)
-    if folder is None or _is_finished(folder):
+    if data.cache is None or folder is None or _is_finished(folder):
         return folder
 
     def tell() -> None:
@@ -87,7 +87,7 @@ def _is_finished(folder: Path) -> bool:
     return os.path.isfile(folder / INDEX)  # Path.is_file raises where a name is too long
 
 
-def _place(data: DataConfig, path: Named, seed: int) -> tuple[Path | None, int, dict]:
+def _place(data: DataConfig, path: Named, seed: int) -> tuple[Path | None, int, dict[str, Any]]:
     """Say where in the cache a data set lies, with which seed it is prepared, and from what."""
     if data.cache is None:
         return None, seed, {}

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Shard:
     columns: Mapping[str, File]
 
     @classmethod
-    def of_json(cls, value: object, where: str, token_dtype: str) -> Shard:
+    def of_json(cls, value: Any, where: str, token_dtype: str) -> Shard:
         """Read a shard's entry; ValueError for one that no writer can have written."""
         fields(where, value, ("documents", "tokens", "trained", "read", "chats", "columns"))
         counts = [whole(f"{where}.{name}", value[name], 0, MAX_COUNT) for name in ("documents", "tokens", "read")]
@@ -98,7 +99,7 @@ class Index:
     documents: int
     tokens: int
     token_dtype: str
-    recipe: Mapping[str, object]
+    recipe: Mapping[str, Any]
     settings: Mapping[str, object]
     source: Mapping[str, object]
     left_out: Tally
@@ -134,7 +135,7 @@ class Index:
         digest = hashlib.sha256(_canonical([self.token_dtype, columns]))
         return f"{self.documents} documents, {self.tokens} tokens, {short(digest.hexdigest())}"
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Give the JSON object, its checksum included."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("left_out", "shards")}
         shards = [asdict(shard) for shard in self.shards]
@@ -167,12 +168,12 @@ def read_index(folder: str | Path) -> Index:
         ) from error
 
 
-def signed(values: dict) -> dict:
+def signed(values: dict[str, Any]) -> dict[str, Any]:
     """Add the checksum of JSON values to them."""
     return {**values, "sha256": hashlib.sha256(_canonical(values)).hexdigest()}
 
 
-def read_signed(path: Path) -> dict:
+def read_signed(path: Path) -> dict[str, Any]:
     """Read a JSON object that has its own checksum; ValueError, which names the file, for any other content."""
     try:
         if path.stat().st_size > _MAX_INDEX_BYTES:
@@ -207,13 +208,13 @@ def column_file(folder: Path, shard: int, column: str) -> Path:
     return folder / f"{shard:05d}.{column}"
 
 
-def tally_json(tally: Tally) -> dict:
+def tally_json(tally: Tally) -> dict[str, Any]:
     """Give what was left out as JSON values."""
     examples = [[one.where, one.reason] for one in tally.examples]
     return {"counts": dict(tally.counts), "notes": dict(tally.notes), "examples": examples}
 
 
-def tally_of_json(value: object, where: str) -> Tally:
+def tally_of_json(value: Any, where: str) -> Tally:
     """Read what was left out; ValueError for what isn't so."""
     fields(where, value, ("counts", "notes", "examples"))
     tally = Tally()
@@ -228,7 +229,7 @@ def tally_of_json(value: object, where: str) -> Tally:
     return tally
 
 
-def _index(values: dict) -> Index:
+def _index(values: dict[str, Any]) -> Index:
     fields("the object", values, _FIELDS)
     if values["format"] != FORMAT or values["version"] != VERSION:
         raise Refused(
@@ -249,7 +250,7 @@ def _index(values: dict) -> Index:
     tally = tally_of_json(values["left_out"], "left_out")
     tally.num_documents = counts[0]
     told = [_mapping(name, values[name]) for name in ("settings", "source")]
-    return Index(*counts, dtype, recipe, *told, tally, shards)
+    return Index(counts[0], counts[1], dtype, recipe, told[0], told[1], tally, shards)
 
 
 def _canonical(values: object) -> bytes:
@@ -260,7 +261,7 @@ def _refuse_constant(name: str) -> None:
     raise Refused(f"{name} is no number of JSON")
 
 
-def _mapping(where: str, value: object) -> dict:
+def _mapping(where: str, value: object) -> dict[str, Any]:
     return instance(where, value, dict, "an object")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hsap.data.config import READING, DataConfig
 from hsap.data.document import Document
@@ -45,7 +46,7 @@ def prepare(
     seed: int = 0,
     progress: Progress = lambda documents, tokens: None,
     shard_tokens: int = SHARD_TOKENS,
-    work: Mapping | None = None,
+    work: Mapping[str, Any] | None = None,
 ) -> Index:
     """Tokenise the data set that data.path names into the folder `out`, or go on with it; gives its index.
 
@@ -78,7 +79,7 @@ def prepare(
     return check(out)
 
 
-def _check_unchanged(data: DataConfig, seed: int, source: DataSet, out: Path, work: Mapping) -> None:
+def _check_unchanged(data: DataConfig, seed: int, source: DataSet, out: Path, work: Mapping[str, Any]) -> None:
     """Refuse files, a tokenizer or a template that aren't those any more that a folder was begun with."""
     now = work_of(data, seed, source, open_tokenizer(data), work["settings"]["shard_tokens"])
     if now["source"] != work["source"]:
@@ -110,7 +111,7 @@ def read_whole(data: DataConfig, seed: int = 0) -> tuple[DocumentStore, Index]:
     return DocumentStore.joined(parts), index
 
 
-def work_of(data: DataConfig, seed: int, source: DataSet, tokenizer: Tokenizer, shard_tokens: int) -> dict:
+def work_of(data: DataConfig, seed: int, source: DataSet, tokenizer: Tokenizer, shard_tokens: int) -> dict[str, Any]:
     """Say what is prepared from what, and how: whoever goes on with a folder must have the same."""
     dtype = next(name for name, size in TOKEN_DTYPES.items() if tokenizer.vocab_size <= size)
     settings = {f"data.{name}": getattr(data, name) for name in READING}
@@ -171,14 +172,14 @@ def _blocks(source: DataSet, skip: int, counted: deque[list[bool]]) -> Iterator[
 def _characters(document: Document) -> int:
     if document.chat is not None:
         return _CHAT_CHARACTERS
-    return len(document.text) if document.tokens is None else _TOKEN_CHARACTERS * len(document.tokens)
+    return len(document.text or "") if document.tokens is None else _TOKEN_CHARACTERS * len(document.tokens)
 
 
 def _grown(
     source: DataSet,
     data: DataConfig,
     workers: int,
-    work: Mapping,
+    work: Mapping[str, Any],
     shards: Sequence[Shard],
     progress: Progress = lambda documents, tokens: None,
 ) -> Iterator[Growing]:
@@ -206,7 +207,7 @@ def _grown(
 def _all_left_out(source: DataSet, of_shards: Sequence[Tally]) -> Tally:
     """Add up what the source and tokenising left out, with as many examples as one walk would give."""
     total = Tally.of((source.tally, *of_shards))
-    told: dict[str, list] = {}
+    told: dict[str, list[Any]] = {}
     for example in total.examples:
         told.setdefault(example.reason, []).append(example)
     total.examples = [example for examples in told.values() for example in examples[:EXAMPLES]]
@@ -215,7 +216,7 @@ def _all_left_out(source: DataSet, of_shards: Sequence[Tally]) -> Tally:
 
 def _index(
     data: DataConfig,
-    work: dict,
+    work: dict[str, Any],
     tokenizer: Tokenizer,
     source: DataSet,
     shards: Sequence[Shard],

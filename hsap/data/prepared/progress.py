@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 _EVERY_S = 5.0
 
@@ -16,7 +17,7 @@ class Progress:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._bar = None
+        self._bar: Any = None
         self._begin = self._told = time.monotonic()
         self._first: int | None = None
 

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def store_of(folder: Path, index: Index) -> DocumentStore:
     )
 
 
-class _Ids(Sequence):
+class _Ids(Sequence[Any]):
     """Ids of documents, decoded one by one when they are asked for."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], borders: list[int]) -> None:
@@ -60,7 +61,7 @@ class _Ids(Sequence):
     def __len__(self) -> int:
         return self._borders[-1]
 
-    def __getitem__(self, document: int) -> str:
+    def __getitem__(self, document: int) -> str:  # type: ignore[override]  # nobody asks for a slice of ids
         if not 0 <= document < len(self):
             raise IndexError(f"document {document} of {len(self)}")
         shard = bisect_right(self._borders, document) - 1
@@ -75,8 +76,8 @@ class _Ids(Sequence):
             raise Refused(f"{file}: the id of document {document} isn't UTF-8 ({error}); {_AGAIN}") from error
 
     def _map(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        columns = (("id_starts", "<u8"), ("ids", "u1"))
-        return tuple(_mapped(self._folder, self._shards, shard, *column) for column in columns)
+        starts = _mapped(self._folder, self._shards, shard, "id_starts", "<u8")
+        return starts, _mapped(self._folder, self._shards, shard, "ids", "u1")
 
 
 def _mapped(folder: Path, shards: Sequence[Shard], shard: int, column: str, dtype: str | np.dtype) -> np.ndarray:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hsap import files
 from hsap.data.chat.template import Template
@@ -17,7 +18,7 @@ from hsap.ir.check import Refused, fields, instance, one_line, shown, whole, who
 _TOKENIZER = ("file", "sha256", "vocab_size", "before", "after", "bos", "eos")
 
 
-def tokenizer_recipe(tokenizer: Tokenizer) -> dict:
+def tokenizer_recipe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Describe a tokenizer by what it does, and by its file, where people look for it."""
     return {
         "file": tokenizer.name,
@@ -30,7 +31,7 @@ def tokenizer_recipe(tokenizer: Tokenizer) -> dict:
     }
 
 
-def template_recipe(template: Template | None) -> dict | None:
+def template_recipe(template: Template | None) -> dict[str, Any] | None:
     """Describe a chat template by everything that it makes text of."""
     if template is None:
         return None
@@ -40,7 +41,7 @@ def template_recipe(template: Template | None) -> dict | None:
     return {"name": name, "sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
 
 
-def recipe_differs(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer) -> list[str]:
+def recipe_differs(recipe: Mapping[str, Any], data: DataConfig, tokenizer: Tokenizer) -> list[str]:
     """Say how a run makes tokens of documents otherwise than a recipe: in words, both named; empty where it doesn't.
 
     Template and loss count where chats are among the documents; a run that has no template, none being named and none
@@ -65,7 +66,7 @@ def recipe_differs(recipe: Mapping, data: DataConfig, tokenizer: Tokenizer) -> l
     return differs
 
 
-def recipe_of_json(value: object, max_vocab_size: int) -> dict:
+def recipe_of_json(value: Any, max_vocab_size: int) -> dict[str, Any]:
     """Check a recipe from an index; ValueError where it isn't one."""
     fields("recipe", value, ("tokenizer", "chat_template", "loss"))
     tokenizer = value["tokenizer"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def _leave(folder: Path, is_new: bool) -> None:
         folder.rmdir()
 
 
-def is_named(file: IO, path: Path) -> bool:
+def is_named(file: IO[Any], path: Path) -> bool:
     """Say whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -111,7 +111,7 @@ def same_work(folder: Path, was: Mapping[str, object], now: Mapping[str, object]
         )
 
 
-def _flat(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Walk settings one by one, by name."""
     for name, value in values.items():
         if name == "settings":
@@ -124,7 +124,7 @@ def _flat(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _finished(folder: Path, token_dtype: str) -> list[tuple[Shard, Tally]]:
     """Read which shards are whole, and remove what a crash has left of others."""
-    found = []
+    found: list[tuple[Shard, Tally]] = []
     while (record := column_file(folder, len(found), _RECORD)).is_file():
         values = read_signed(record)
         shard = Shard.of_json(values.get("shard"), str(record), token_dtype)
@@ -151,7 +151,7 @@ class Growing:
         self.parts.append(store)
         self.documents += len(store.ids)
         self.tokens += len(store.tokens)
-        self.trained += len(store.tokens) if store.trained is None else int(np.count_nonzero(store.trained))
+        self.trained += len(store.tokens) if store.trained is None else int(np.count_nonzero(store.trained[:]))
         self.read += read
         self.chats += chats
 
@@ -176,13 +176,13 @@ class Growing:
 
     def _columns(self, dtype: np.dtype) -> Iterator[tuple[str, Iterable[bytes | np.ndarray]]]:
         parts = self.parts
-        yield "tokens", (part.tokens.astype(dtype) for part in parts)
+        yield "tokens", (part.tokens[:].astype(dtype) for part in parts)
         yield "starts", [_starts([part.lengths for part in parts])]
         ids = [[name.encode("utf-8", "surrogatepass") for name in part.ids] for part in parts]
         yield "ids", map(b"".join, ids)
         yield "id_starts", [_starts([np.array([*map(len, some)], np.int64) for some in ids])]
         if any(part.trained is not None for part in parts):
-            marks = [np.ones(len(part.tokens), bool) if part.trained is None else part.trained for part in parts]
+            marks = [np.ones(len(part.tokens), bool) if part.trained is None else part.trained[:] for part in parts]
             yield "trained", [np.packbits(np.concatenate(marks), bitorder="little")]
         if any(part.answers is not None for part in parts):
             counts = [np.diff(p.answers[0]) if p.answers is not None else np.zeros(len(p.ids), int) for p in parts]
@@ -204,7 +204,7 @@ def clear(folder: Path) -> None:
     files.sync(folder)
 
 
-def _json(values: dict) -> bytes:
+def _json(values: dict[str, Any]) -> bytes:
     return json.dumps(values, indent=1).encode()
 
 

@@ -12,11 +12,13 @@ import multiprocessing
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from hsap.data.config import DataConfig
 from hsap.data.document import Document
@@ -83,7 +85,7 @@ def tokenised(blocks: Iterator[Sequence[Document]], data: DataConfig, workers: i
 class _Workers:
     def __init__(self, data: DataConfig, count: int) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._processes: dict[Connection, multiprocessing.Process] = {}
+        self._processes: dict[Connection, BaseProcess] = {}
         # Ctrl-C reaches all of a terminal's processes. Workers never see it, from their first moment on: we end them.
         # What the library starts beside the first worker leaves nothing blocked, so it has to be there before.
         resource_tracker.ensure_running()
@@ -123,14 +125,15 @@ class _Workers:
                 busy[pipe].append(sent)
                 sent += 1
                 block = next(blocks, None)
-            for pipe in wait([pipe for pipe, numbers in busy.items() if numbers]):
+            awaited: list[Any] = wait([pipe for pipe, numbers in busy.items() if numbers])
+            for pipe in awaited:
                 done[busy[pipe].popleft()] = self._told(pipe, pipe.recv)
                 free.append(pipe)
             while given in done:
                 yield _result(done.pop(given))
                 given += 1
 
-    def _told(self, pipe: Connection, act, *values: object):
+    def _told(self, pipe: Connection, act: Callable[..., Any], *values: object) -> Any:
         try:
             return act(*values)
         except (EOFError, OSError) as error:

@@ -8,6 +8,7 @@ One file a format family: `jsonl` (JSON), `columns` (parquet, Arrow, saved data 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hsap.data.fields import Fields
 from hsap.data.sources import hf
@@ -20,7 +21,7 @@ __all__ = ["DTYPES", "FORMATS", "Reading", "Rejection", "Source", "Tally", "open
 
 
 def open(
-    path: object,
+    path: Any,
     fields: Fields | None = None,
     *,
     format: str | None = None,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hsap.data.fields import Row
 from hsap.data.sources.source import Reading, Tally, Turns
@@ -52,7 +53,7 @@ def read_arrow(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Iter
             number += len(batch)
 
 
-def _batches(arrow, mapped, file: Path) -> Iterator:
+def _batches(arrow: Any, mapped: Any, file: Path) -> Iterator[Any]:
     head = mapped.read(6)
     mapped.seek(0)
     if head == b"ARROW1":
@@ -122,7 +123,7 @@ def _names(values: object, told_by: Path) -> list[str]:
     return values
 
 
-def _json(file: Path) -> dict:
+def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -138,7 +139,7 @@ def _within(mine: range, first: int, count: int) -> range:
     return range(start - first, min(mine.stop, first + count) - first, mine.step)
 
 
-def _rows(batch, indices: range, file: Path, number: int) -> Iterator[Row]:
+def _rows(batch: Any, indices: range, file: Path, number: int) -> Iterator[Row]:
     """Give the rows of a batch; number: rows of the file before it."""
     getters = [(name, _getter(column)) for name, column in zip(batch.schema.names, batch.columns)]
     for index in indices:
@@ -150,14 +151,14 @@ def _rows(batch, indices: range, file: Path, number: int) -> Iterator[Row]:
         yield Row(values, where, f"{file.name}:{number + index}")
 
 
-def _getter(column):
+def _getter(column: Any) -> Callable[[int], Any]:
     """Give a function from a row's index to its value; a list of integers stays an array, no Python object each."""
     import pyarrow.types as types
 
     kind = column.type
     if (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type):
 
-        def get(index: int):
+        def get(index: int) -> Any:
             values = column[index].values
             return values if values is None else values.to_pylist() if values.null_count else values.to_numpy()
 
@@ -166,7 +167,7 @@ def _getter(column):
 
 
 @contextmanager
-def _told(arrow, file: Path, format: str) -> Iterator[None]:
+def _told(arrow: Any, file: Path, format: str) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
@@ -174,7 +175,7 @@ def _told(arrow, file: Path, format: str) -> Iterator[None]:
         raise ValueError(f"{file} is no readable {format} file ({told}); copy it again, or write it anew") from error
 
 
-def _pyarrow(file: Path):
+def _pyarrow(file: Path) -> Any:
     try:
         import pyarrow
         import pyarrow.ipc

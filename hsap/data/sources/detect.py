@@ -86,7 +86,7 @@ def unread(folder: Path, format: str, files: Sequence[Path]) -> list[Path]:
         return []
     bare = (".json",) if all(file.name.lower().endswith(".json") for file in files) else ()
     suffixes = (*(suffix for of_format in SUFFIXES.values() for suffix in of_format), *bare)
-    found = []
+    found: list[Path] = []
     for below in _folders(folder):
         # What nobody may list, as a disk's lost+found, isn't known to be data.
         with suppress(OSError):

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hsap.data.sources.several import DataSet
 from hsap.data.sources.text import LEFT_OUT
@@ -14,7 +15,7 @@ _BESIDE = {"megatron": (".bin",), "datatrove": (".index", ".loss")}
 """Files that belong to those that are listed; Megatron's has the index's name with another suffix."""
 
 
-def fingerprint(source: DataSet) -> dict:
+def fingerprint(source: DataSet) -> dict[str, Any]:
     """Describe the files of a source: how many, their bytes, and sha256 over names, sizes and times of change."""
     digest, count, num_bytes = hashlib.sha256(), 0, 0
     for name, size, changed in _stated(source):

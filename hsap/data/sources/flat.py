@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from tokenize import TokenError
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def read_npy(file: Path, reading: Reading, turns: Turns, tally: Tally) -> Iterat
         yield document(tokens[row], file, row)
 
 
-def _npy_header(stream, file: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
+def _npy_header(stream: Any, file: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
     try:
         version = np.lib.format.read_magic(stream)
         # NumPy reads as much as the header says it is long before it looks at it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hsap.data.fields import Row
 from hsap.data.sources.source import Reading, Tally, Turns
@@ -20,7 +21,7 @@ def is_splits(value: object) -> bool:
     return isinstance(value, Mapping) and bool(value) and all(hasattr(one, "features") for one in value.values())
 
 
-def read_dataset(dataset: object, reading: Reading, turns: Turns, tally: Tally) -> Iterator[Row]:
+def read_dataset(dataset: Any, reading: Reading, turns: Turns, tally: Tally) -> Iterator[Row]:
     """Walk the rows of a map-style or streamed data set; other readers' rows aren't decoded where that can be."""
     if is_splits(dataset):
         if len(dataset) != 1:
@@ -40,7 +41,7 @@ def read_dataset(dataset: object, reading: Reading, turns: Turns, tally: Tally) 
         yield Row(dict(values), f"{name}:row {index}", f"{name}:{index}")
 
 
-def load(path: str):
+def load(path: str) -> Any:
     """Load "hf:NAME#SPLIT" (or "hf:NAME@CONFIG#SPLIT") as a stream.
 
     Errors (ValueError): the library isn't installed; it can't load that; no split is named.

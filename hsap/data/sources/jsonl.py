@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from hsap.data.fields import Row
 from hsap.data.json_decoder import TWICE, JsonDecoder
@@ -72,7 +73,7 @@ def _decoded(line: bytes, where: str) -> str:
         ) from error
 
 
-def _object(text: str, where: str, decoder: JsonDecoder) -> dict:
+def _object(text: str, where: str, decoder: JsonDecoder) -> dict[str, Any]:
     try:
         value = decoder.decode(text)
     except (ValueError, RecursionError) as error:
@@ -80,7 +81,7 @@ def _object(text: str, where: str, decoder: JsonDecoder) -> dict:
     return _of_object(value, where, "line")
 
 
-def _of_object(value: object, where: str, what: str) -> dict:
+def _of_object(value: object, where: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(
             f"{where}: the {what} is a JSON {type(value).__name__}, not an object; write one object for each {what}"
@@ -91,7 +92,7 @@ def _of_object(value: object, where: str, what: str) -> dict:
 class _Window:
     """The part of a text file that is in memory. text[at:] is not yet used; line is where that begins."""
 
-    def __init__(self, stream, file: Path) -> None:
+    def __init__(self, stream: BinaryIO, file: Path) -> None:
         self.file = file
         self.text = ""
         self.at = 0
@@ -121,7 +122,9 @@ class _Window:
     def next(self) -> str:
         """Go to the next character that isn't blank and give it; empty at the end of the file."""
         while True:
-            self.use(_BLANKS.match(self.text, self.at).end())
+            blanks = _BLANKS.match(self.text, self.at)
+            assert blanks, "none are blanks too"
+            self.use(blanks.end())
             if self.at < len(self.text) or self.ended:
                 return self.text[self.at : self.at + 1]
             self.more()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,17 +64,18 @@ def _shards(index: Path) -> list[_Shard]:
     return [_shard(index, number, entry) for number, entry in enumerate(entries)]
 
 
-def _shard(index: Path, number: int, entry: object) -> _Shard:
+def _shard(index: Path, number: int, entry: Any) -> _Shard:
     where = f"{index}: shard {number}"
     try:
         raw, packed = entry["raw_data"], entry["zip_data"]
         names, encodings, sizes = entry["column_names"], entry["column_encodings"], entry["column_sizes"]
         num_bytes, samples, compression = raw["bytes"], entry["samples"], entry["compression"]
-        basenames = [one["basename"] if one else None for one in (raw, packed)]
+        basenames: list[Any] = [one["basename"] if one else None for one in (raw, packed)]
         sound = (
             all(type(value) is int and value >= 0 for value in (num_bytes, samples))
             and len(names) == len(encodings) == len(sizes)
             and all(isinstance(value, str) for value in (*names, *encodings, basenames[0]))
+            and (packed is None or isinstance(basenames[1], str))
             and all(size is None or (type(size) is int and size >= 0) for size in sizes)
         )
     except (KeyError, TypeError) as error:
@@ -138,9 +140,9 @@ def _samples(shard: _Shard, indices: range, reading: Reading, tally: Tally, name
             yield Row(values, where, f"{name}:{index}")
 
 
-def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable]:
+def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable[..., Any]]:
     """Give a decoder for each wanted column; other kinds are passed over if there are some that can be read."""
-    decoders: dict[str, Callable] = {}
+    decoders: dict[str, Callable[..., Any]] = {}
     wanted = reading.fields.wanted(list(shard.names))
     for name, encoding in zip(shard.names, shard.encodings):
         if name in wanted:
@@ -162,7 +164,9 @@ def _decoders(shard: _Shard, reading: Reading) -> dict[str, Callable]:
     return decoders
 
 
-def _decode(sample: np.ndarray, shard: _Shard, decoders: dict[str, Callable], where: str) -> dict[str, object]:
+def _decode(
+    sample: np.ndarray, shard: _Shard, decoders: dict[str, Callable[..., Any]], where: str
+) -> dict[str, object]:
     at = 4 * sum(1 for size in shard.sizes if not size)
     if at > len(sample):
         raise ValueError(f"{where}: too short for the sizes of its columns; copy the shard again")
@@ -232,7 +236,7 @@ def _array_decoder(details: str, path: Path) -> Callable[[bytes], np.ndarray]:
     return decode
 
 
-_DECODERS: dict[str, Callable] = {
+_DECODERS: dict[str, Callable[..., Any]] = {
     "str": lambda data: data.decode("utf-8"),
     "json": _json,
     "int": _number("int64"),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count, islice
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,8 @@ class Mixture:
         self.window = whole("window of a mixture", window)
         self.seed = whole("seed of a mixture", seed, 0)
         self.sources = dict(sources)
-        self._parts, self._again = [], False
+        self._parts: list[Any] = []
+        self._again = False
 
     @property
     def again(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hsap.data.document import Document
 from hsap.data.fields import Fields, Row, documents_of
@@ -156,9 +157,9 @@ class Source:
 
     def __init__(
         self,
-        path: object,
+        path: Any,
         format: str,
-        files: list[Path],
+        files: list[Any],
         reader: Reader,
         reading: Reading,
         shard: tuple[int, int],
@@ -195,7 +196,7 @@ class Source:
 
     def _items(self, turns: Turns, tally: Tally) -> Iterator[Row | Document]:
         for file in self.files:
-            with told_at(lambda file=file: file):
+            with told_at(file.__str__):
                 yield from self._reader(file, self.reading, turns, tally)
 
     def _documents(self, item: Row | Document, tally: Tally) -> tuple[Document, ...]:

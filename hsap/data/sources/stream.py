@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -41,7 +41,7 @@ def opened(file: Path) -> Iterator[BinaryIO]:
         if not head and file.suffix in PACKED:
             raise EOFError("it is empty") if file.suffix == ".gz" else _Damaged("it is empty")
         if head[:2] == GZIP_MAGIC:
-            yield gzip.GzipFile(fileobj=raw)
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
         elif is_zstd(head):
             yield io.BufferedReader(_Frames(raw, file), 1 << 17)
         else:
@@ -49,7 +49,7 @@ def opened(file: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def told_at(place) -> Iterator[None]:
+def told_at(place: Callable[[], object]) -> Iterator[None]:
     """Turn errors of reading into a ValueError that names the place. place: gives "path:line" when asked."""
     try:
         yield
@@ -78,14 +78,14 @@ class _Frames(io.RawIOBase):
         self._zstd = zstandard
         self._raw = raw
         self._file_bytes = file.stat().st_size
-        self._frame = None
+        self._frame: Any = None
         self._coming = b""  # compressed bytes read and not yet given to a frame
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         while not self._ready:
             if not self._advance():
                 return 0
@@ -113,7 +113,7 @@ class _Frames(io.RawIOBase):
             self._frame = None
         return True
 
-    def _open_frame(self):
+    def _open_frame(self) -> Any:
         """Begin a frame; the memory that it asks for is granted to files that are themselves of that order."""
         self._coming += self._raw.read(max(0, 18 - len(self._coming)))  # the longest header
         window = _WINDOW_BYTES

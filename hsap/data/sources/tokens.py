@@ -46,8 +46,9 @@ def documents(tokens: np.ndarray, file: Path, reading: Reading, turns: Turns) ->
             yield document(tokens, file, 0)
         return
     begins = reading.end_id is None
+    border_id = reading.begin_id if reading.end_id is None else reading.end_id
     start = number = 0
-    for border in _borders(tokens, reading.begin_id if begins else reading.end_id):
+    for border in _borders(tokens, border_id):
         stop = border if begins else border + 1
         if stop > start:
             if turns.take():
@@ -68,7 +69,7 @@ def document(tokens: np.ndarray, file: Path, number: int, trained: np.ndarray | 
     return Document(f"{file.name}:{number}", where, tokens=as_tokens(np.asarray(tokens), where), trained=trained)
 
 
-def _borders(tokens: np.ndarray, border_id: int) -> Iterator[int]:
+def _borders(tokens: np.ndarray, border_id: int | None) -> Iterator[int]:
     for first in range(0, len(tokens), _BLOCK_TOKENS):
         yield from (np.flatnonzero(tokens[first : first + _BLOCK_TOKENS] == border_id) + first).tolist()
 

@@ -7,6 +7,7 @@ back; `tensors` finds and checks the weights; `folder` loads and saves, one tens
 """
 
 import importlib
+from typing import Any
 
 from hsap.models.huggingface.reading import configured, read_config
 
@@ -15,7 +16,7 @@ _HOME_OF = {"Weights": "tensors", "fill": "folder", "load": "folder", "save": "f
 __all__ = ["configured", "read_config", *_HOME_OF]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'hsap.models.huggingface' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hsap.models.huggingface.{_HOME_OF[name]}"), name)

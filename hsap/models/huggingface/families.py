@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -56,7 +57,7 @@ COMMON = {
 }
 """Defaults of the fields that all families have."""
 
-ONLY = {
+ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False,),
     "attention_dropout": (0, None),

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
 from hsap.models.huggingface.reading import read_config
-from hsap.models.huggingface.tensors import INDEX, SINGLE, Weights, shapes
+from hsap.models.huggingface.tensors import INDEX, SINGLE, Weights
 from hsap.models.huggingface.writing import config_json
-from hsap.models.llama import Llama
+from hsap.models.llama import Llama, shapes
 from hsap.tensorfile import write_tensors
 
 SHARD_BYTES = 5 * 10**9
 
 
 def load(
-    folder: str | Path, dtype: torch.dtype = torch.float32, device=None, config: ModelConfig | None = None
+    folder: str | Path, dtype: torch.dtype = torch.float32, device: Any = None, config: ModelConfig | None = None
 ) -> Llama:
     """Make the model of a folder in Hugging Face's form.
 
@@ -44,7 +44,7 @@ def load(
 def fill(
     model: Llama,
     weights: Weights,
-    gathered: Callable[[nn.Parameter], AbstractContextManager] = lambda parameter: nullcontext(),
+    gathered: Callable[[nn.Parameter], AbstractContextManager[Any]] = lambda parameter: nullcontext(),
 ) -> None:
     """Set every parameter from weights that `Weights.check` has found to be the model's; gathered: see `initialise`."""
     for name, parameter in model.named_parameters():

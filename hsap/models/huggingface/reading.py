@@ -81,7 +81,7 @@ def model_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """Make the config that a config.json's fields describe; where: how messages call the file."""
     family = _family(raw, where)
     fields = _Fields({**COMMON, **family.defaults, **raw}, where)
-    values = {ours: fields.whole(theirs) for ours, theirs in SIZES.items()}
+    values: dict[str, Any] = {ours: fields.whole(theirs) for ours, theirs in SIZES.items()}
     heads = values["num_q_heads"]
     # Only Llama's own default is a rule; the other families' are figures of their first models.
     values["num_kv_heads"] = fields.whole("num_key_value_heads", heads if raw.get("model_type") == "llama" else None)

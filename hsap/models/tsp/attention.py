@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ class Projections:
             return rotate(dq_THD, back), rotate(dk_THD, back), []
         with torch.enable_grad():
             inputs = [tensor.detach().requires_grad_() for tensor in (*raw, *norms)]
-            outputs = self.turned(*inputs[:2], rope, inputs[2:])
+            outputs = self.turned(inputs[0], inputs[1], rope, inputs[2:])
         dq_THD, dk_THD, *dnorms = torch.autograd.grad(outputs, inputs, (dq_THD, dk_THD))
         return dq_THD, dk_THD, dnorms
 
@@ -111,11 +111,20 @@ class Projections:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, block: Projections, attention, cos, sin, hidden_TC, num_whole, *weights):
+    def forward(
+        ctx: Any,
+        block: Projections,
+        attention: ShardAttention,
+        cos: Tensor,
+        sin: Tensor,
+        hidden_TC: Tensor,
+        num_whole: int,
+        *weights: Tensor,
+    ) -> Tensor:
         (norm_C, *norms), own = weights[:num_whole], weights[num_whole:]
         x_TC = rms_norm(hidden_TC, norm_C, block.config.norm_eps)
         out_TC = hidden_TC.to(wide_dtype(hidden_TC.dtype), copy=True)
-        kept = []
+        kept: list[Tensor] = []
         for shard, shared in broadcasts(block.transport, bundle(own), block.shapes):
             q_THD, k_THD, v_THD = block.raw(x_TC, shared)
             q_THD, k_THD = block.turned(q_THD, k_THD, (cos, sin), norms)
@@ -128,7 +137,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout_TC):
+    def backward(ctx: Any, dout_TC: Tensor) -> tuple[Tensor | None, ...]:
         block, num_whole = ctx.block, ctx.num_whole
         num_weights = num_whole + len(block.shapes[0])
         cos, sin, hidden_TC, *rest = ctx.saved_tensors
@@ -138,9 +147,9 @@ class _Attention(torch.autograd.Function):
         dnorms = [torch.zeros_like(norm, dtype=wide_dtype(norm.dtype)) for norm in norms]
         home = Reductions(block.transport)
         for shard, shared in broadcasts(block.transport, bundle(own), block.shapes):
-            raw = block.raw(x_TC, shared) if norms or block.projects_again else ()
+            raw: tuple[Tensor, ...] = block.raw(x_TC, shared) if norms or block.projects_again else ()
             if block.projects_again:
-                turned = block.turned(*raw[:2], (cos, sin), norms)
+                turned = block.turned(raw[0], raw[1], (cos, sin), norms)
                 inputs = ctx.attention.keep(shard, *turned, raw[2], block.layer)
                 its = (*inputs, *kept[2 * shard : 2 * shard + 2])
             else:
@@ -159,5 +168,5 @@ class _Attention(torch.autograd.Function):
         block.sum_replicas(gradients)
         dhidden_TC, dnorm_C = norm_backward(hidden_TC, norm_C, block.config.norm_eps, dx_TC)
         whole = (dnorm_C, *(total.to(norm.dtype) for total, norm in zip(dnorms, norms, strict=True)))
-        gradients = (gradient.to(like.dtype) for gradient, like in zip(gradients, own, strict=True))
-        return None, None, None, None, dhidden_TC + dout_TC, None, *whole, *gradients
+        of_own = (gradient.to(like.dtype) for gradient, like in zip(gradients, own, strict=True))
+        return None, None, None, None, dhidden_TC + dout_TC, None, *whole, *of_own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +50,11 @@ class ShardedLlama(nn.Module):
         self.parts = {name: self.part(name, transport.index) for name in self._shapes}
         for name, part in self.parts.items():
             path, leaf = name.rsplit(".", 1)
-            home = self
+            home: nn.Module = self
             for step in path.split("."):
                 if step not in home._modules:
                     home.add_module(step, nn.Module())
-                home = home._modules[step]
+                home = home.get_submodule(step)
             mine = part.take(source(name, part.whole)).to(device, dtype, copy=True).contiguous()
             home.register_parameter(leaf, nn.Parameter(mine))
         self.layers = [self._layer(index) for index in range(config.num_layers)]
@@ -116,14 +117,14 @@ class _Replicated(torch.autograd.Function):
     """Replicated parameters as they are; their gradients, each of this rank's rows, are added up over the group."""
 
     @staticmethod
-    def forward(ctx, transport: Transport, *parameters):
+    def forward(ctx: Any, transport: Transport, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.transport = transport
         ctx.set_materialize_grads(True)
         return tuple(parameter.view_as(parameter) for parameter in parameters)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         total = flat.to(torch.promote_types(flat.dtype, torch.float32))
         ctx.transport.sum(total)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ class MLP:
 
 class _MLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, block: MLP, hidden_TC, norm_C, *own):
+    def forward(ctx: Any, block: MLP, hidden_TC: Tensor, norm_C: Tensor, *own: Tensor) -> Tensor:
         x_TC = rms_norm(hidden_TC, norm_C, block.norm_eps)
         out_TC = hidden_TC.to(wide_dtype(hidden_TC.dtype), copy=True)
         for _, (gate_FC, up_FC, down_CF) in ring(block.transport, bundle(own), block.shapes):
@@ -47,7 +48,7 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout_TC):
+    def backward(ctx: Any, dout_TC: Tensor) -> tuple[Tensor | None, ...]:
         block = ctx.block
         hidden_TC, norm_C, *own = ctx.saved_tensors
         x_TC = rms_norm(hidden_TC, norm_C, block.norm_eps)
@@ -69,4 +70,5 @@ def norm_backward(hidden_TC: Tensor, norm_C: Tensor, eps: float, dx_TC: Tensor) 
     with torch.enable_grad():
         inputs = hidden_TC.detach().requires_grad_(), norm_C.detach().requires_grad_()
         x_TC = rms_norm(*inputs, eps)
-    return torch.autograd.grad(x_TC, inputs, dx_TC.to(x_TC.dtype))
+    dhidden_TC, dnorm_C = torch.autograd.grad(x_TC, inputs, dx_TC.to(x_TC.dtype))
+    return dhidden_TC, dnorm_C

@@ -73,13 +73,13 @@ def ring(transport: Transport, own: Tensor, shapes: Sequence[Shapes]) -> Iterato
     flat = own
     for step in range(transport.degree):
         shard = (transport.index - step) % transport.degree
-        wait = fresh = None
-        if step + 1 < transport.degree:
-            fresh = own.new_empty(_size(shapes[(shard - 1) % transport.degree]))
-            wait = transport.shift(flat, fresh, "weights")
+        if step + 1 == transport.degree:
+            yield shard, unbundle(flat, shapes[shard])
+            return
+        fresh = own.new_empty(_size(shapes[(shard - 1) % transport.degree]))
+        wait = transport.shift(flat, fresh, "weights")
         yield shard, unbundle(flat, shapes[shard])
-        if wait is not None:
-            wait()
+        wait()
         flat = fresh
 
 
@@ -111,6 +111,7 @@ class Homeward:
 
     def own(self) -> list[Tensor]:
         """This rank's own shard's gradients, of all ranks' rows."""
+        assert self._own is not None, "a rank adds its own shard's gradient"
         self._own += self._receive()
         return unbundle(self._own, self.shapes[self.transport.index])
 
@@ -142,6 +143,7 @@ class Reductions:
     def own(self) -> Tensor:
         """This rank's own shard's gradient, of all ranks' rows, as a bundle."""
         self._finish()
+        assert self._own is not None, "a rank adds its own shard's gradient"
         return self._own
 
     def _finish(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Vocabulary:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vocabulary: Vocabulary, tokens_T, own_VC):
+    def forward(ctx: Any, vocabulary: Vocabulary, tokens_T: Tensor, own_VC: Tensor) -> Tensor:
         out_TC = own_VC.new_zeros(len(tokens_T), own_VC.shape[1])
         for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
             inside_T, place_T1 = place(tokens_T, vocabulary.borders[shard], len(weight_VC))
@@ -57,7 +58,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dout_TC):
+    def backward(ctx: Any, dout_TC: Tensor) -> tuple[Tensor | None, ...]:
         vocabulary, (tokens_T,) = ctx.vocabulary, ctx.saved_tensors
         transport, wide = vocabulary.transport, wide_dtype(dout_TC.dtype)
         home = Homeward(transport, vocabulary.shapes)
@@ -71,7 +72,9 @@ class _Embedding(torch.autograd.Function):
 
 class _Losses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vocabulary: Vocabulary, hidden_TC, own_VC, targets_T, with_grad):
+    def forward(
+        ctx: Any, vocabulary: Vocabulary, hidden_TC: Tensor, own_VC: Tensor, targets_T: Tensor, with_grad: bool
+    ) -> tuple[Tensor, Tensor]:
         lse_T, picked_T = _statistics(vocabulary, hidden_TC, own_VC, targets_T)
         counted_T = targets_T != NO_TARGET
         losses_T = (lse_T - picked_T).where(counted_T, 0)
@@ -83,7 +86,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, dtotal, _):
+    def backward(ctx: Any, dtotal: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ((saved * dtotal).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
         return None, *gradients, None, None
 

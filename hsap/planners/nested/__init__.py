@@ -94,11 +94,18 @@ def head_groups(problem: Problem) -> int:
 def row_costs(problem: Problem, groups: int) -> tuple[float, float, float]:
     """Bytes of one head group's row of kv, q and o on the network."""
     share = problem.heads.shares(problem.topology.intra_sp)[0]
-    return tuple(float(wire_bytes(problem, role, share)) / groups for role in (Role.KV, Role.Q, Role.O))
+    kv, q, o = (float(wire_bytes(problem, role, share)) / groups for role in (Role.KV, Role.Q, Role.O))
+    return kv, q, o
 
 
 def place(
-    problem: Problem, documents: Documents, starts, wide, groups: int, slack: np.ndarray, proposals: int
+    problem: Problem,
+    documents: Documents,
+    starts: np.ndarray,
+    wide: np.ndarray,
+    groups: int,
+    slack: np.ndarray,
+    proposals: int,
 ) -> tuple[Table, bool]:
     """Deal documents to nodes and what each gets to its ranks; say too whether all caps hold."""
     if not len(documents.length):
@@ -154,7 +161,16 @@ class _Part:
     groups: int
 
     @staticmethod
-    def of(pieces, counts, documents, starts, node: int, first_rank: int, size: int, groups: int) -> _Part:
+    def of(
+        pieces: np.ndarray,
+        counts: np.ndarray,
+        documents: Documents,
+        starts: np.ndarray,
+        node: int,
+        first_rank: int,
+        size: int,
+        groups: int,
+    ) -> _Part:
         template, sizes, which = inside(pieces, counts, node, groups)
         mine = part_of_documents(documents, which)
         return _Part(template, sizes, mine, starts[which], node, int(first_rank), int(size), groups)
@@ -185,7 +201,9 @@ class _Dealt:
         return not self.fits, self.load[BYTES].max()
 
 
-def _deal(parts: list[_Part], costs, caps: np.ndarray, proposals: int, num_nodes: int) -> list[_Dealt]:
+def _deal(
+    parts: list[_Part], costs: tuple[float, float, float], caps: np.ndarray, proposals: int, num_nodes: int
+) -> list[_Dealt]:
     """Search among the ranks of every node; the rank that receives most sets the pace: its node gets more tries."""
     share = min(num_nodes, MOST_SHARES)
     best = [_search(part, costs, caps, proposals // share, 0) for part in parts]
@@ -204,7 +222,7 @@ def _deal(parts: list[_Part], costs, caps: np.ndarray, proposals: int, num_nodes
     return best
 
 
-def _search(part: _Part, costs, caps: np.ndarray, proposals: int, attempt: int) -> _Dealt:
+def _search(part: _Part, costs: tuple[float, float, float], caps: np.ndarray, proposals: int, attempt: int) -> _Dealt:
     """Deal a node's part anew."""
     rules = rules_of(costs, part.groups, np.repeat(caps[:, None], part.size, axis=1), PEAK)
     args = rules, proposals, RANK_STARTS, RANK_PRICE, 8, _seed(part, attempt)
@@ -250,7 +268,17 @@ def pairs_of_documents(documents: Documents) -> np.ndarray:
     )
 
 
-def search_level(template, counts, documents, rules, proposals, starts, price, max_order, seed):
+def search_level(
+    template: np.ndarray,
+    counts: np.ndarray,
+    documents: Documents,
+    rules: Rules,
+    proposals: int,
+    starts: int,
+    price: tuple[float, float],
+    max_order: int,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Solve one level: (pieces, counts, load, energy)."""
     num_bins = rules.caps.shape[1]
     places = 2 * template.shape[1] + 6 * num_bins + 16

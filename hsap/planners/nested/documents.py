@@ -9,6 +9,8 @@ others; what the plan does comes from the slices themselves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hsap.ir.mask import Mask
@@ -155,7 +157,7 @@ def _seen(slices: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> tuple[np.
     return low[which], high[which], sink[which]
 
 
-def _read_keys(seen: np.ndarray, share: float, first, last) -> None:
+def _read_keys(seen: np.ndarray, share: float, first: Sequence[np.ndarray], last: Sequence[np.ndarray]) -> None:
     """Fill one mask's rows. seen: float64 [n, SEEN_ROWS, c + 1]; first, last: see `_seen`, [n · c]."""
     shape = (len(seen), seen.shape[2] - 1)
     seen[:, FIRST_LOW, :-1], seen[:, FIRST_HIGH, :-1] = first[0].reshape(shape), first[1].reshape(shape)

@@ -34,7 +34,7 @@ def whole_documents(length: np.ndarray, groups: int) -> tuple[np.ndarray, np.nda
 
 
 @loop
-def inside(pieces, counts, x, groups):
+def inside(pieces: np.ndarray, counts: np.ndarray, x: int, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Make the template of bin x of a placement: (pieces, counts, index of the documents that it has a part in).
 
     Rows of other bins stay in the lists as order 0, so that keys are counted rightly.
@@ -61,7 +61,7 @@ def inside(pieces, counts, x, groups):
 
 
 @inner
-def _has(piece, x):
+def _has(piece: np.ndarray, x: int) -> bool:
     """Whether bin x owns or computes rows of a piece."""
     if piece[ORDER] == 1:
         return piece[BIN] == x or piece[HOME] == x
@@ -69,7 +69,7 @@ def _has(piece, x):
 
 
 @inner
-def _inside(pieces, count, x, groups, out):
+def _inside(pieces: np.ndarray, count: int, x: int, groups: int, out: np.ndarray) -> int:
     """Write the template of bin x for one document: the number of its pieces."""
     begin, at = 0, 0
     for i in range(count):
@@ -99,7 +99,9 @@ def part_of_documents(documents: Documents, which: np.ndarray) -> Documents:
 
 
 @loop
-def tabulate(pieces, counts, starts, lengths, groups, first_rank):
+def tabulate(
+    pieces: np.ndarray, counts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, groups: int, first_rank: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Write a placement on ranks as homes and cells, see `Table`. starts: first token of each document."""
     num_homes, num_cells = 0, 0
     for d in range(len(counts)):
@@ -135,7 +137,7 @@ def tabulate(pieces, counts, starts, lengths, groups, first_rank):
     return homes[:h], cells[:c]
 
 
-def rules_of(costs, groups: int, caps: np.ndarray, peak: float) -> Rules:
+def rules_of(costs: tuple[float, float, float], groups: int, caps: np.ndarray, peak: float) -> Rules:
     """Judge by bytes. caps: [2, bins]. A bin's tokens as KV are the unit that excess is priced in."""
     kv, q, o = (float(c) for c in costs)
     return Rules(

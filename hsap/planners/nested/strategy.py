@@ -68,7 +68,13 @@ def distinct_rows(spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return spans[fresh], which
 
 
-def _shards(homes, cells, needs, groups: int, num_ranks: int) -> Shards:
+def _shards(
+    homes: np.ndarray,
+    cells: np.ndarray,
+    needs: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    groups: int,
+    num_ranks: int,
+) -> Shards:
     """Cut the tokens wherever home, rank of their queries or ranks that need their keys change; join what is alike.
 
     What a tile's columns or rows cut is not joined across the cut, so that a block lies in one cell.
@@ -96,7 +102,7 @@ def _shards(homes, cells, needs, groups: int, num_ranks: int) -> Shards:
     return grouped(borders, home, mark)
 
 
-def _away(homes, first, stop, rank) -> np.ndarray:
+def _away(homes: np.ndarray, first: np.ndarray, stop: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """Tell which key ranges are not all at home on their rank, in one span of it."""
     at = np.searchsorted(homes[:, 0], first, side="right") - 1
     return (homes[at, 2] != rank) | (homes[at, 1] < stop)
@@ -121,7 +127,15 @@ def _schedule(shards: Shards, blocks: Blocks, cells: np.ndarray, groups: int, no
     return Schedule(blocks, block, group, rank, stage)
 
 
-def _stages(rank, q_home, kv_home, kv, block, area, node_of) -> np.ndarray:
+def _stages(
+    rank: np.ndarray,
+    q_home: np.ndarray,
+    kv_home: np.ndarray,
+    kv: np.ndarray,
+    block: np.ndarray,
+    area: np.ndarray,
+    node_of: np.ndarray,
+) -> np.ndarray:
     """Spread each rank's blocks over the stages: what is at home first, then what comes from the node, then the rest.
 
     Blocks with the same keys stay together, and a block's head groups are never parted, so that what they do alike can

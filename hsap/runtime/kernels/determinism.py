@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils import deterministic as fills
+from torch.utils import deterministic
+
+fills: Any = deterministic
 
 
 @contextmanager

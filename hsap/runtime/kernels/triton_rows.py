@@ -10,6 +10,8 @@ Every tensor's last dimension is contiguous, the others have any strides. One pr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -81,7 +83,9 @@ def _count(rows: Tensor, index: Tensor | None) -> int:
     return len(rows) if index is None else len(index)
 
 
-def _launch(kernel, size: tuple[int, Tensor], tensors: tuple, strides: tuple[int, ...], **flags: bool) -> None:
+def _launch(
+    kernel, size: tuple[int, Tensor], tensors: tuple[Any, ...], strides: tuple[int, ...], **flags: bool
+) -> None:
     """Run a kernel over every (row, head) pair of tensors shaped like the one given; absent tensors are never read."""
     num_rows, like = size
     num_heads, head_dim = like.shape[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Exported:
     step: int
     pack_tokens: int
     _pieces: Pieces
-    _shapes: dict[str, Tensor]
+    _shapes: Mapping[str, Tensor]
 
     @classmethod
     def open(cls, path: Path) -> Exported:

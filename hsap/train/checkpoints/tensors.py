@@ -81,7 +81,7 @@ class Pieces:
         """Note where a file's entry belongs."""
         piece, part = _PIECE.fullmatch(entry), self._files[number].get_slice(entry)
         shape = part.get_shape()
-        kind = piece and piece[1]
+        kind = piece[1] if piece else ""
         if piece is None or len(shape) != 1 or part.get_dtype() != ("U8" if kind == RANDOM else "F32"):
             raise ValueError(
                 f"{path} holds {one_line(entry)}, {part.get_dtype()} {shape}, which is no piece of a flattened "

@@ -11,7 +11,9 @@ last bits may part. Checkpoints take the first rank's.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,18 +42,15 @@ class Sharding:
         self, config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device, folder: str | Path | None
     ) -> ShardedLlama:
         """Make this rank's shards, from the seed or from a folder in Hugging Face's form, one parameter at a time."""
-        if folder is None:
-
-            def source(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-                return initial(name, shape, config, seed)
-        else:
-            weights = Weights(folder)
+        weights = None if folder is None else Weights(folder)
+        if weights is not None:
             weights.check(config)
 
-            def source(name: str, _: tuple[int, ...]) -> torch.Tensor:
-                return weights.read(name)
+        def source(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return initial(name, shape, config, seed) if weights is None else weights.read(name)
 
         model = ShardedLlama(config, self.transport, source, dtype, device)
+        parameter: Any
         for name, parameter in model.named_parameters():
             parameter.part = model.parts[name]
             parameter.model_parallel = True
@@ -64,7 +63,8 @@ class Sharding:
 
     def norm(self, model: nn.Module) -> float:
         """Norm of the whole model's gradient, each parameter once."""
-        mine = [p.grad for p in model.parameters() if p.grad is not None and self.counts(p.part)]
+        parameters: Iterable[Any] = model.parameters()
+        mine = [p.grad for p in parameters if p.grad is not None and self.counts(p.part)]
         total = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in mine]).square().sum()
         dist.all_reduce(total, group=self.shards)
         return math.sqrt(float(total))
