@@ -109,7 +109,9 @@ def test_settings_are_those_of_the_files_and_all_say_what_they_mean():
         told = {setting.key: setting for setting in settings.settings(name)}
         assert set(told) == set(want), name
         for key, setting in told.items():
-            assert setting.meaning or isinstance(want[key], dict), f"configs/{name}.yaml: say in a comment what {key} means"
+            assert setting.meaning or isinstance(want[key], dict), (
+                f"configs/{name}.yaml: say in a comment what {key} means"
+            )
             if setting.value:
                 assert yaml.safe_load(setting.value) == want[key], key
 

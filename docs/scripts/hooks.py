@@ -25,7 +25,9 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def from_root(name: str) -> str:
-    """Give a page of the repository's root, its links as they are from docs/."""
+    """Give a page of the repository's root, if it is there, its links as they are from docs/."""
+    if not (ROOT / name).exists():
+        return ""
     text = (ROOT / name).read_text(encoding="utf-8")
     return re.sub(r"\]\(docs/", "](", text)
 
