@@ -17,6 +17,7 @@ DTYPES = {
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
+    torch.int32: "I32",
     torch.uint8: "U8",
 }
 """What safetensors calls the types that are written."""

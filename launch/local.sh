@@ -6,6 +6,10 @@
 # The number of ranks follows from the topology, inter_sp x intra_sp. For data parallelism on top, start a multiple of it:
 #
 #   RANKS=8 launch/local.sh +topology=2x2        # two SP groups of four ranks, dp=2
+# After a failure the run goes on from its newest good checkpoint, so many times:
+#
+#   launch/local.sh +topology=4x2 train.save_every=50 guard.restarts=3
+#   RANKS=8 RESTARTS=3 launch/local.sh +topology=2x2 train.save_every=50
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,4 +18,4 @@ if [[ -z "${RANKS:-}" ]]; then
     exec python train.py "$@"
 fi
 # --standalone: a rendezvous of this machine alone, on a free port, so that several runs can live side by side.
-exec python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" train.py "$@"
+exec python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" --max-restarts="${RESTARTS:-0}" train.py "$@"

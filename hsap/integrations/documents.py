@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hsap.data.batch import MicroBatch, build_micro_batch
 from hsap.data.packing.packs import Piece
@@ -15,6 +16,7 @@ from hsap.data.store import DocumentStore
 from hsap.ir.layout import Layout
 from hsap.planning.compiling import Shape
 from hsap.runtime.groups import Mesh
+from hsap.runtime.upload import sent
 from hsap.targets import NO_TARGET
 
 _MAX_LABEL = (1 << 31) - 1
@@ -43,24 +45,47 @@ def micro_batch(lengths: Iterable[int], labels: object, sequences: Sequence[int]
     return build_micro_batch(store, packs, max(layout.num_tokens, 1))
 
 
-def check_same(shape: Shape, labels: np.ndarray | None, mesh: Mesh, device: torch.device) -> None:
-    """Refuse a batch whose labels aren't those of the group's other ranks: a plan only knows lengths, and blocks of
-    text that all have one length are the usual case. Collective over the SP group; now and then is enough for loaders
-    that draw by rank, and it waits for the device.
+class Sameness:
+    """Compares every batch of an SP group among its ranks, without waiting for any: each by the time of the next.
 
-    labels: int32 [all tokens]; None where the batch has none.
+    A plan only knows lengths, and blocks of text that all have one length are the usual case; a loader that deals
+    documents by rank would train each rank's labels on another's tokens. The device is never waited for: what is
+    gathered travels to the host while the batch is trained on.
     """
-    if mesh.topology.num_ranks == 1:
-        return
-    content = b"" if labels is None else np.ascontiguousarray(labels).tobytes()
-    digest = hashlib.sha256(repr((shape, labels is not None)).encode() + content).digest()
-    mine = torch.tensor([int.from_bytes(digest[:7], "big")], device=device)
-    others = [torch.empty_like(mine) for _ in range(mesh.topology.num_ranks)]
-    dist.all_gather(others, mine, group=mesh.sp)
-    differing = [rank for rank, other in enumerate(others) if other.item() != mine.item()]
-    if differing:
-        raise ValueError(
-            f"sequence parallel: rank {mesh.sp_rank} of SP group {mesh.dp_rank} was given a batch whose "
-            f"lengths or labels aren't those of rank {differing[0]} of its group; every rank of an SP group must "
-            "load the same documents: draw them by dp_rank, not by rank"
-        )
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        self.mesh, self.device = mesh, device
+        self._mine = 0
+        self._gathered: Tensor | None = None
+        self._there: dist.Work | torch.cuda.Event | None = None
+
+    def begin(self, shape: Shape, labels: np.ndarray | None) -> None:
+        """Begin to compare a batch. Collective over the SP group. labels: int32 [all tokens]; None: it has none."""
+        if self.mesh.topology.num_ranks == 1:
+            return
+        content = b"" if labels is None else np.ascontiguousarray(labels).data
+        self._mine = zlib.crc32(content, zlib.crc32(repr((shape, labels is not None)).encode()))
+        mine = sent(torch.tensor([self._mine]), self.device)
+        gathered = mine.new_empty(self.mesh.topology.num_ranks)
+        self._there = dist.all_gather(list(gathered.split(1)), mine, group=self.mesh.sp, async_op=True)
+        self._gathered = gathered
+        if self.device.type == "cuda":
+            self._there.wait()  # the stream does, not the host
+            self._gathered = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
+            self._gathered.copy_(gathered, non_blocking=True)
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def settle(self) -> None:
+        """See what came of the last comparison; ValueError, on every rank of the group, where batches differed."""
+        if self._there is None:
+            return
+        self._there.synchronize() if isinstance(self._there, torch.cuda.Event) else self._there.wait()
+        self._there = None
+        differing = [rank for rank, other in enumerate(self._gathered.tolist()) if other != self._mine]
+        if differing:
+            raise ValueError(
+                f"sequence parallel: rank {self.mesh.sp_rank} of SP group {self.mesh.dp_rank} was given a batch whose "
+                f"lengths or labels aren't those of rank {differing[0]} of its group; every rank of an SP group must "
+                "load the same documents: draw them by dp_rank, not by rank"
+            )

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from hsap import clusters
-from hsap.integrations.documents import check_same, micro_batch
+from hsap.integrations.documents import Sameness, micro_batch
 from hsap.integrations.places import given_mesh, own_device, seen_by
 from hsap.integrations.shard import Shard
 from hsap.ir.cluster import Cluster
@@ -111,6 +111,7 @@ class SequenceParallel:
             store, f"loop/{name}/{_MADE[name]}", self.mesh.sp_rank, len(ranks), setup, self._pool
         )
         _MADE[name] += 1
+        self._same = Sameness(self.mesh, self.device)
         self._number = 0
         self._loaded = 0
         self._ahead: deque[Shape] = deque()
@@ -150,7 +151,8 @@ class SequenceParallel:
         lengths: tokens of each document, in packed order; every rank of the SP group gives the same. labels: int [all
         tokens], the tokens themselves in packed order, not shifted, -100 where a token isn't trained. sequences:
         documents of each pack, where the micro-batch has several (one planner, basp, needs to know).
-        Errors: ValueError where ranks or `plan_ahead` were given other lengths, or as `hsap.compile`.
+        Errors: ValueError where ranks or `plan_ahead` were given other lengths, or as `hsap.compile`; where ranks were
+        given other labels, the first time at once, later by the load after that one, so that none waits.
         """
         if get_worker_info() is not None:
             raise ValueError(
@@ -170,8 +172,10 @@ class SequenceParallel:
         self._ahead.popleft()
         plan = self._fetch()
         layout = plan.problem.layout
-        if self._loaded % _KEPT_PLANS == 1:
-            check_same(shape, None if labels is None else micro.labels, self.mesh, self.device)
+        self._same.settle()
+        self._same.begin(shape, None if labels is None else micro.labels)
+        if self._loaded == 1:
+            self._same.settle()  # before anything is trained
         if (layout.lengths, layout.sequences) != (shape.lengths, shape.sequences):
             raise ValueError(
                 f"sequence parallel: rank {self.mesh.sp_rank} of SP group {self.mesh.dp_rank} was given documents of "

@@ -23,6 +23,7 @@ from hsap.data.batch import MicroBatch
 from hsap.ir.plan import Plan
 from hsap.planning.compiling import PlanFigures, PlanningSetup, Shape, opened
 from hsap.planning.pool import CLOSED, PlanPool
+from hsap.position import Planning, Position
 
 _POLL_S = 0.004
 _NOTICE_S = 0.1
@@ -53,7 +54,8 @@ class PlanExchange:
 
     store: a key-value store all its ranks reach; None for one rank. name: distinguishes SP groups (dp rank) and uses.
     pool: plans in processes, several at a time and while `publish` returns; None: `publish` itself does.
-    All ranks call `publish` with the same micro-batches in the same order.
+    All ranks call `publish` with the same micro-batches in the same order. position: where it is noted what is planned
+    or waited for.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class PlanExchange:
         num_ranks: int,
         setup: PlanningSetup,
         pool: PlanPool | None = None,
+        position: Position | None = None,
     ) -> None:
+        self.position = position or Position()
         self.store, self.name, self.rank, self.setup, self.pool = store, name, rank, setup, pool
         self.closed = threading.Event()
         self._turns = planning_turns(setup.problem.node_of)
@@ -99,9 +103,12 @@ class PlanExchange:
         """
         awaited = self._coming.pop(number)
         if awaited.opened is None:
-            outcome = self._fetch(awaited.number) if awaited.outcome is None else self._own(awaited.outcome)
-            awaited.opened = opened(outcome, self._planner_of(awaited.number))
+            planner, own = self._planner_of(awaited.number), awaited.outcome
+            self.position.planning(Planning.AWAITS if own is None else Planning.PLANS, awaited.number, planner)
+            outcome = self._fetch(awaited.number) if own is None else self._own(own)
+            awaited.opened = opened(outcome, planner)
             awaited.outcome = None
+            self.position.planning(Planning.NOTHING)
         return awaited.opened
 
     def forget(self, number: int) -> None:
@@ -122,6 +129,7 @@ class PlanExchange:
             self._published.add(number)
         if self.pool is not None:
             return self.pool.submit(shape, publish)
+        self.position.planning(Planning.PLANS, number, self.rank)
         done: futures.Future[bytes] = futures.Future()
         outcome = self.setup.outcome(shape)
         publish(outcome)

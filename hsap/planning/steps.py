@@ -12,6 +12,7 @@ from hsap.data.loader import StepBatch
 from hsap.data.prefetch import Prefetch
 from hsap.planning.compiling import PlanFigures
 from hsap.planning.planned import Exchange, Planned
+from hsap.position import Planning, Position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +34,13 @@ class PlannedSteps:
     """Steps with their plans, prepared ahead on a background thread.
 
     data_wait_s, plan_wait_s: how long the last `next` took, split as the thread's own waiting for that step was.
+    position: where it is noted when the thread reads data.
     """
 
-    def __init__(self, loader: Iterator[StepBatch], exchange: Exchange, lookahead: int) -> None:
-        self._steps = Prefetch(_planned(loader, exchange, lookahead), lookahead)
+    def __init__(
+        self, loader: Iterator[StepBatch], exchange: Exchange, lookahead: int, position: Position | None = None
+    ) -> None:
+        self._steps = Prefetch(_planned(loader, exchange, lookahead, position or Position()), lookahead)
         self._exchange = exchange
         self.data_wait_s = self.plan_wait_s = 0.0
 
@@ -57,15 +61,19 @@ class PlannedSteps:
         self._steps.close()
 
 
-def _planned(loader: Iterator[StepBatch], exchange: Exchange, lookahead: int) -> Iterator[PlannedStep]:
+def _planned(
+    loader: Iterator[StepBatch], exchange: Exchange, lookahead: int, position: Position
+) -> Iterator[PlannedStep]:
     """Plan steps in order; a rank sees to its own share of the next `lookahead` steps before it waits for others."""
     ahead: deque[StepBatch] = deque()
     more = True
     while more or ahead:
         start = time.perf_counter()
+        position.planning(Planning.READS)
         fresh = list(islice(loader, lookahead + 1 - len(ahead))) if more else []
         more = len(ahead) + len(fresh) == lookahead + 1
         got = time.perf_counter()
+        position.planning(Planning.NOTHING)
         for batch in fresh:
             for micro, number in zip(batch.micro_batches, _numbers(batch)):
                 exchange.publish(micro, number)

@@ -45,7 +45,7 @@ class _PlannedAttention(torch.autograd.Function):
             kept = executor.forward(q, k, v, call.mask, call.layer)
             kept_q, kept_kv, o, lse = kept.q, kept.kv, _padded(kept.o, call), kept.lse
         else:
-            kept_q, kept_kv = executor.keep(q, k, v, call.mask)
+            kept_q, kept_kv = executor.keep(q, k, v, call.mask, call.layer)
             o, lse = attended.o.detach(), attended.lse.detach()
         ctx.save_for_backward(kept_q, kept_kv, o, lse)
         ctx.mark_non_differentiable(lse)

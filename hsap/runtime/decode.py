@@ -17,10 +17,12 @@ from hsap.ir.effects import touches
 from hsap.ir.heads import HeadRun
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
-from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Space
+from hsap.ir.program import KV_ROLES, Buffers, Instruction, Op, Programs, Role, Space
 from hsap.ir.reshard import Reshard, reshard
 from hsap.ir.slice import HI, K0, K1, LO, Q0, Q1, joined
 from hsap.ir.span import row_starts
+from hsap.position import decode as spelled
+from hsap.position import encode
 from hsap.runtime.kernels import Kernel, Work
 from hsap.runtime.kernels.merge import merge, reset
 from hsap.runtime.memory import Memory, View
@@ -35,14 +37,16 @@ Step = Callable[[list[View], Transport], bool | None]
 class Decoded:
     """A rank's stream for one mask and direction, ready to run.
 
-    names[i]: what steps[i] is, for errors and traces. step_of: int64 [steps], the instruction of the rank's stream that
-    a step is, or makes ready for. keeping: indices of the steps that make what is kept for backward of inputs.
+    names[i]: what steps[i] is, for traces; codes[i]: the same as a number (`hsap.position`). step_of: int64
+    [steps], the instruction of the rank's stream that a step is, or makes ready for. keeping: indices of the steps that
+    make what is kept for backward of inputs.
     """
 
     memory: Memory
     buffers: Buffers
     steps: tuple[Step, ...]
     names: tuple[str, ...]
+    codes: tuple[int, ...]
     step_of: np.ndarray
     keeping: tuple[int, ...]
 
@@ -73,6 +77,7 @@ class Decoder:
         intra = plan.topology.intra_sp
         self.share = plan.problem.heads.shares(intra)[rank % intra]
         self.joined: dict[int, list[Instruction]] = {}
+        self.roles: dict[int, Role] = {}  # what a round brings, or else takes away
         self.touching = self._touches()
         self.first: dict[int, list[int]] = {}
         for buffer, instructions in self.touching.items():
@@ -82,22 +87,24 @@ class Decoder:
 
     def decode(self) -> Decoded:
         """Decode the whole stream."""
-        steps, names, step_of = [], [], []
+        steps, codes, step_of = [], [], []
         lo, hi = self.programs.offsets[self.rank], self.programs.offsets[self.rank + 1]
         for number in range(lo, hi):
             instruction = self.programs.instruction(number)
             step = self._step(number, instruction)  # what it makes itself needn't be emptied first
             for buffer in self.first.get(number, ()):
                 steps.append(self._empty(buffer))
-                names.append("empty")
+                codes.append(encode(number - lo, None, Role.NONE))
                 step_of.append(number - lo)
             if step is not None:
                 steps.append(step)
-                names.append(f"#{number - lo} {instruction.op.name.lower()} {instruction.role.name.lower()}")
+                role = self.roles.get(instruction.round, instruction.role)
+                codes.append(encode(number - lo, instruction.op, role))
                 step_of.append(number - lo)
         self.upload.flush()
         at = np.array(step_of, np.int64)
-        return Decoded(self.memory, self.buffers, tuple(steps), tuple(names), at, self._keeping(at + lo))
+        names = tuple(str(spelled(code)) for code in codes)
+        return Decoded(self.memory, self.buffers, tuple(steps), names, tuple(codes), at, self._keeping(at + lo))
 
     def _keeping(self, at: np.ndarray) -> tuple[int, ...]:
         """Indices of the steps that bring inputs to the column and leave them there. at: each step's instruction.
@@ -149,6 +156,8 @@ class Decoder:
         match instruction.op:
             case Op.SEND | Op.RECV:
                 self.joined.setdefault(instruction.round, []).append(instruction)
+                if instruction.op == Op.RECV or instruction.round not in self.roles:
+                    self.roles[instruction.round] = instruction.role
                 return None
             case Op.LAUNCH:
                 return self._launch(instruction.round)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.ir.plan import Plan
+from hsap.position import Position
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.machine import Kept, Machine, finish
 from hsap.runtime.memory import TORCH_DTYPES, Arena
@@ -23,8 +24,8 @@ class Session:
 
     group: the SP group, ranks in plan order (None: the world). kernel and kernel_options: for `select_kernel`, which
     `load` asks once it knows the head dimension; ValueError where the kernel can't do dtype, device or dimension.
-    recorder: records what runs as long as it is there. ranges: names what runs, for a profiler of the device. Making
-    one on NCCL is collective over the group.
+    recorder: records what runs as long as it is there. ranges: names what runs, for a profiler of the device. position:
+    where what runs is noted. Making one on NCCL is collective over the group.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Session:
         self.arena = Arena(self.device)
         self.recorder: Recorder | None = None
         self.ranges: Ranges | None = None
+        self.position = Position()
         self._select = partial(select_kernel, kernel, self.device, dtype, **kernel_options)
         self._kernels: dict[int, Kernel] = {}
 
@@ -76,20 +78,21 @@ class Executor:
         self.num_tokens = int(plan.tokens_per_rank[session.rank])
         kernel = session.kernel(plan.problem.heads.head_dim)
         self._machine = Machine(plan, session.rank, session.transport, kernel, session.arena, session.device)
+        self._machine.position = session.position
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0, layer: int = 0) -> Kept:
         """Attend the rank's own rows. q: [T, H, D]; k, v: [T, H_kv, D]. The result is `Kept.o`, `Kept.lse`.
 
-        layer: only a recorder cares.
+        layer: only whoever records or watches cares.
         """
         self._check(q=q, k=k, v=v)
         self._machine.recorder, self._machine.ranges = self._session.recorder, self._session.ranges
         return finish(self._machine.forward(q, k, v, mask, layer))
 
-    def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> tuple[Tensor, Tensor]:
+    def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0, layer: int = 0) -> tuple[Tensor, Tensor]:
         """Give `Kept.q` and `Kept.kv` again from the same inputs, without attending: all-to-all at most."""
         self._check(q=q, k=k, v=v)
-        return finish(self._machine.keep(q, k, v, mask))
+        return finish(self._machine.keep(q, k, v, mask, layer))
 
     def backward(self, do: Tensor, kept: Kept, mask: int = 0, layer: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients (dq, dk, dv) of the rank's own rows for do: [T, H, D]."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from hsap.ir.plan import Plan
 from hsap.ir.precision import Precision
 from hsap.ir.program import Role, Space
+from hsap.position import Position
+from hsap.position import decode as spelled
 from hsap.runtime.decode import Decoded, Decoder
 from hsap.runtime.kernels import Kernel
 from hsap.runtime.kernels.delta import row_delta
@@ -45,9 +47,9 @@ class Kept:
 class Machine:
     """Runs a plan's streams for one rank.
 
-    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena. recorder and ranges may
-    be changed between runs; None: nothing is recorded or named. Ranges are for a machine that never yields: they nest.
-    layer: the model's, for both.
+    dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena. position, recorder and
+    ranges may be changed between runs; None: nothing is recorded or named. Ranges are for a machine that never yields:
+    they nest. layer: the model's, for all three.
     """
 
     def __init__(
@@ -66,9 +68,14 @@ class Machine:
         self.precision = plan.precision if own else Precision.of(name)
         self.arena = arena.reserve(int(plan.arena_bytes()[rank])) if own else None
         self.decoded: dict[tuple[int, int], Decoded] = {}
-        self.at: str = "idle"
+        self.position = Position()
         self.recorder: Recorder | None = None
         self.ranges: Ranges | None = None
+
+    @property
+    def at(self) -> str:
+        """The instruction that runs, in words."""
+        return str(spelled(self.position.words[0]) or "idle")
 
     def decode(self, mask: int, direction: int) -> Decoded:
         """Decode a stream, once."""
@@ -94,7 +101,9 @@ class Machine:
         assert result.stats is not None, "o comes with its lse"
         yield Kept(*kept, result.rows, result.stats)
 
-    def keep(self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0) -> Iterator[tuple[Tensor, Tensor] | None]:
+    def keep(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: int = 0, layer: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor] | None]:
         """Give `Kept.q` and `Kept.kv` as `forward` does, and compute nothing: yields None to let others run.
 
         Of the forward stream only the all-to-alls of inputs run, where intra_sp > 1; nothing of it is recorded.
@@ -102,11 +111,12 @@ class Machine:
         decoded = self.decode(mask, FORWARD)
         views, transport = decoded.memory.views, self.transport
         kept = self._enter(decoded, q, k, v)
+        place = self.position.enter(FORWARD, layer, transport)
         for i in decoded.keeping:
-            self.at = decoded.names[i]
+            place[0] = decoded.codes[i]
             while decoded.steps[i](views, transport) is False:
                 yield None
-        self.at = "idle"
+        self.position.leave()
         decoded.memory.release()
         yield kept
 
@@ -144,23 +154,24 @@ class Machine:
 
     def _run(self, decoded: Decoded, mask: int, direction: int, layer: int) -> Iterator[None]:
         views, transport, mark, ranges = decoded.memory.views, self.transport, None, self.ranges
+        place = self.position.enter(direction, layer, transport)
         if self.recorder is not None:
             mark = self.recorder.begin(self.plan, self.rank, mask, direction, layer, decoded.step_of)
         if mark is None and ranges is None:
-            for step, self.at in zip(decoded.steps, decoded.names):
+            for place[0], step in zip(decoded.codes, decoded.steps):
                 while step(views, transport) is False:
                     yield None
         else:
             name = stream_name(direction, layer, mask)
             yield from self._watched(decoded, mark or _nothing, ranges or _Unnamed(), name)
-        self.at = "idle"
+        self.position.leave()
 
     def _watched(self, decoded: Decoded, mark: Callable[[], None], ranges: Ranges, name: str) -> Iterator[None]:
         """Run with a clock's mark after every step and a range around it."""
-        views, transport = decoded.memory.views, self.transport
+        views, transport, place = decoded.memory.views, self.transport, self.position.words
         ranges.push(name)
-        for step, self.at in zip(decoded.steps, decoded.names):
-            ranges.push(self.at)
+        for place[0], step, named in zip(decoded.codes, decoded.steps, decoded.names):
+            ranges.push(named)
             while step(views, transport) is False:
                 yield None
             ranges.pop()

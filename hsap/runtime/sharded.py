@@ -41,7 +41,7 @@ class ShardedAttention:
 
     def keep(self, shard: int, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """The first two of what `forward` gives, from the same inputs and without attending."""
-        return self._executor(shard).keep(q_THD, k_THD, v_THD, self._mask(layer))
+        return self._executor(shard).keep(q_THD, k_THD, v_THD, self._mask(layer), layer)
 
     def backward(
         self, shard: int, do_THD: Tensor, kept: tuple[Tensor, ...], layer: int

@@ -45,15 +45,34 @@ class Distributed:
         self.start = self._one_by_one if by_tag else self._batched
         if not by_tag:
             connect(self.group, device)
-        self.pending: dict[int, list[dist.Work]] = {}
+        self.pending: dict[int, tuple[list[dist.Work], list[Message], list[Message]]] = {}
+        self.awaited: tuple[list[Message], list[Message]] | None = None
+        self.at = 0
 
     def launch(self, round: int, sends: list[Message], receives: list[Message]) -> None:
-        self.pending[round] = self.start(round, sends, receives) if sends or receives else []
+        works = self.start(round, sends, receives) if sends or receives else []
+        self.pending[round] = works, sends, receives
 
     def wait(self, round: int) -> bool:
-        for work in self.pending.pop(round):
+        works, sends, receives = self.pending.pop(round)
+        self.awaited = sends, receives
+        for self.at, work in enumerate(works):
             work.wait()
+        self.awaited = None
         return True
+
+    @property
+    def waits_for(self) -> tuple[bool, int] | None:
+        """What `wait` waits for, asked from another thread: whether it is received, and the job's rank of the peer.
+
+        None outside `wait`, and where messages are waited for on the device.
+        """
+        awaited, at = self.awaited, self.at
+        if awaited is None or self.start != self._one_by_one:
+            return None
+        sends, receives = awaited
+        peer = [peer for peer, _ in (*receives, *sends)]
+        return (at < len(receives), self.ranks[peer[at]]) if at < len(peer) else None
 
     def _one_by_one(self, round: int, sends: list[Message], receives: list[Message]) -> list[dist.Work]:
         """Gloo: receives first. A pair has one connection, on which a receiver says that it is ready; said behind our

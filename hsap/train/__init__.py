@@ -6,6 +6,8 @@ inputs       data, model and checkpoint of a run, refused before ranks wait for 
 run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)
 attention    a rank's attention: how heads are planned, who makes the plans, what the model calls
 agreement, figures  what ranks compare and sum up in each step
+guard        no update of a step that has gone wrong: who is to blame, dumps and their replay
+budget       attention's error, measured before the first step
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
 capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed

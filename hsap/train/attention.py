@@ -103,9 +103,9 @@ class Attention:
     def exchange(self, use: str) -> Exchange:
         """Make what plans travel through, for a use of them with that name."""
         mesh, num_ranks = self.mesh, self.mesh.topology.num_ranks
-        store = job_store() if num_ranks > 1 else None
+        store, position = job_store() if num_ranks > 1 else None, self.session.position
         exchanges = [
-            PlanExchange(store, f"{use}/{mesh.dp_rank}/{variant}", mesh.sp_rank, num_ranks, setup, pool)
+            PlanExchange(store, f"{use}/{mesh.dp_rank}/{variant}", mesh.sp_rank, num_ranks, setup, pool, position)
             for variant, (setup, pool) in enumerate(zip(self.heads.setups, self._pools))
         ]
         return self.heads.joined(exchanges)

@@ -12,6 +12,7 @@ from hsap.data.packing import check_dealing
 from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
 from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
+from hsap.train.guard.settings import GuardConfig, check_guard
 
 
 def _is_betas(value: object) -> bool:
@@ -94,6 +95,18 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """What is checked of a run before its first step.
+
+    error_budget: how many times one device's error attention may have, split over the ranks; None: isn't measured.
+    """
+
+    error_budget: float | None = number(
+        "a number of at least 1, like 1.1", lambda v: v >= 1, optional=True, default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class TrainConfig:
     """Everything that a run needs, complete and checked against the number of ranks.
 
@@ -110,6 +123,8 @@ class TrainConfig:
     optim: OptimConfig
     train: LoopConfig
     profile: ProfileConfig
+    check: CheckConfig
+    guard: GuardConfig
     model: Mapping[str, object]
     topology: str
     kernel: str
@@ -163,7 +178,11 @@ _GROUPS = {
     "optim": OptimConfig,
     "train": LoopConfig,
     "profile": ProfileConfig,
+    "check": CheckConfig,
+    "guard": GuardConfig,
 }
+_NEWER = ("check", "guard")
+"""Groups that a configuration kept by an earlier version doesn't have."""
 _OTHER_GROUPS = ("model", "planner", "cluster")
 KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
 """What a configuration has at its top."""
@@ -179,6 +198,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
     """
     plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
+    values = {**{name: {} for name in _NEWER}, **values}
     groups: dict[str, Any] = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
@@ -222,6 +242,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         dp=dp,
         accumulation=_accumulation(groups["train"], dp),
     )
+    check_guard(made.guard, made.parallel)
     if made.parallel == "tsp":
         _check_tsp(made)
     elif made.tsp_axis != "all":

@@ -25,23 +25,29 @@ from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
 from hsap.models.llama import VECTORS, Llama
 from hsap.models.mlp import SwiGLU
+from hsap.position import Phase, Position
 from hsap.runtime.groups import Mesh, make_mesh
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.config import OptimConfig, TrainConfig
+from hsap.train.guard import gradients
 from hsap.train.tsp.sharding import Sharding
 
 
 class Engine:
-    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP."""
+    """DeepSpeed's engine and what the loop needs beside it. device: of this rank; sharding: of weights, under TSP.
+
+    position: where it is noted what it does.
+    """
 
     def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
-        self._norm: Any = None
+        self.position, self._norm = Position(), 0.0
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
-            deepspeed.clip_fp32_gradients = lambda: sharding.clip(
-                deepspeed.module, self._norm, deepspeed.gradient_clipping()
-            )
+            def clip() -> None:
+                sharding.clip(deepspeed.module, self._norm, deepspeed.gradient_clipping())
+
+            deepspeed.clip_fp32_gradients = clip
 
     @property
     def num_averaged(self) -> int:
@@ -54,29 +60,45 @@ class Engine:
         return 0 if self.sharding is None else self.sharding.transport.sent_bytes.total()
 
     def backward(self, loss: Tensor) -> None:
-        """Backward of one micro-step, and after the last one of a step the optimizer's update."""
+        """Backward of one micro-step; behind the last one of a step, `update` or `leave_out` is to follow."""
         engine = self.deepspeed
+        self.position.phase(Phase.BACKWARD)
         engine.backward(loss)
-        plain = engine.is_gradient_accumulation_boundary() and not hasattr(engine.optimizer, "_global_grad_norm")
-        if plain and self.sharding is not None:
-            self._norm = self.sharding.norm(engine.module)
-        elif plain:
-            # A plain optimizer (ZeRO 0 in fp32) leaves the norm to us; its gradients are averaged by now.
-            # In float64, as DeepSpeed does it: a float32 sum over an embedding is wrong in the fifth digit.
-            grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
-            norms = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads])
-            self._norm = math.sqrt(sum(norm**2 for norm in norms.tolist()))  # waits for the device once
-        engine.step()
+        if not engine.is_gradient_accumulation_boundary():
+            engine.step()
 
-    def grad_norm(self) -> float | None:
-        """Norm of the last step's gradient before clipping, over all ranks; None where it is not finite."""
-        norm = self.deepspeed.get_global_grad_norm()
-        value = self._norm if norm is None else float(norm)
-        return value if value is not None and math.isfinite(value) else None
+    def square(self) -> Tensor:
+        """This rank's part of the square of the step's gradient norm before clipping: a float64 scalar; the sum over
+        all ranks of the job is the whole."""
+        return gradients.square(self.deepspeed, self.device)
+
+    def alike(self) -> list[tuple[dict[str, Tensor], dist.ProcessGroup | None]]:
+        """Parameters that all ranks of a group hold alike, with the group, None for all; none where ZeRO parts them."""
+        parameters = dict(self.deepspeed.module.named_parameters())
+        if self.sharding is not None:
+            replicated = {name: p for name, p in parameters.items() if p.part.axis is None}
+            return [(parameters, self.sharding.owners), (replicated, None)]
+        return [] if any(hasattr(p, "ds_id") for p in parameters.values()) else [(parameters, None)]
+
+    def wait(self) -> None:
+        """Wait until the device has done all it was told to."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def update(self, norm: float) -> None:
+        """Update the weights by the step's gradient, of that norm over all ranks."""
+        self.position.phase(Phase.UPDATE)
+        self._norm = norm
+        self.deepspeed.step()
+
+    def leave_out(self, norm: float) -> None:
+        """End the step and leave weights, moments and counters as they are, bit for bit. Collective over the job."""
+        self._norm = norm
+        gradients.leave_out(self.deepspeed)
 
 
-def join(config: TrainConfig) -> Mesh:
-    """Join the other ranks. Collective over the job."""
+def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
+    """Join the other ranks. Collective over the job. store: where they meet; None: as the launcher says."""
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -88,10 +110,25 @@ def join(config: TrainConfig) -> Mesh:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Its shared-memory communicator is compiled at first use (most of a minute) and gloo does without it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        config.engine.backend, timeout=timedelta(minutes=30), verbose=False, dist_init_required=True
-    )
+    # Behind the watch, which tells more (hsap.train.hang): this limit is for what it doesn't see.
+    limits = (config.guard.timeout_s, config.guard.start_timeout_s)
+    timeout = timedelta(days=30) if None in limits else max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits)))
+    if store is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        # In the agent's store torch would find the addresses of the ranks before these.
+        known = (
+            {"device_id": torch.device("cuda", torch.cuda.current_device())} if config.engine.backend == "nccl" else {}
+        )
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.init_process_group(
+            config.engine.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **known
+        )
+    deepspeed.init_distributed(config.engine.backend, timeout=timeout, verbose=False, dist_init_required=True)
     return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
+
+
+def own_device(config: TrainConfig) -> torch.device:
+    """This rank's device, once it has joined."""
+    return torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
 
 
 def _model(
@@ -138,9 +175,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     job."""
     import deepspeed
 
-    device = (
-        torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
-    )
+    device = own_device(config)
     buffers = Buffers.of(model_config, config.tsp_degree)
     settings = deepspeed_settings(config, buffers)
     model, sharding = _model(config, model_config, settings, device)

@@ -10,22 +10,34 @@ from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hsap.models import ModelConfig
 from hsap.planners import PLANNERS
 from hsap.planning.compiling import PlanFigures
 from hsap.planning.planned import Planned
 from hsap.planning.steps import PlannedStep
+from hsap.train.agreement import check_place, place
 from hsap.train.engine import Engine
 from hsap.train.metrics import ratio
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """One rank's part of a step: sum of its token losses, bytes of weights it sent, and where its time went."""
+class Sums:
+    """What all ranks of a step together have, known before its update: sum of the token losses, norm of the gradient
+    before clipping, bytes of weights sent, what the plans promise and how many each planner has made."""
 
     loss: float
+    grad_norm: float
     weight_bytes: int
+    promised: PlanFigures
+    planners: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where one rank's time of a step went."""
+
     data_wait_s: float
     plan_wait_s: float
     busy_s: float
@@ -41,30 +53,37 @@ class StepFigures:
         self.model, self.engine, self.flops_per_s = model, engine, flops_per_s
         self.stopped_by: signal.Signals | None = None
 
-    def of(self, step: PlannedStep, own: Spent, rate: float, asked_by: signal.Signals | None) -> dict:
-        """Figures of a step by name; times are the slowest rank's. Collective over the job.
+    def add_up(self, step: PlannedStep, loss: Tensor, square: Tensor, weight_bytes: int) -> Sums:
+        """Add up what each rank has of a step whose gradient is there. Collective over the job.
 
-        rate: the learning rate. asked_by: the signal that came to this rank. ValueError: the loss isn't finite.
+        loss: sum of this rank's token losses; square: its part of the gradient norm's square: float64 scalars. Ranks
+        must be at the same place of the data, or `Diverged` says who isn't.
         """
         batch, promised = step.batch, astuple(step.figures)
         plans = step.plans if self.engine.mesh.sp_rank == 0 else ()  # each SP group's once
         chosen = [sum(plan.planner == name for plan in plans) for name in PLANNERS]
-        device = self.engine.device
-        sums = torch.tensor([own.loss, own.weight_bytes, *promised, *chosen], dtype=torch.float64, device=device)
+        known = torch.tensor(
+            [weight_bytes, *place(batch), *promised, *chosen], dtype=torch.float64, device=self.engine.device
+        )
+        sums = torch.cat([loss.reshape(1), square.reshape(1), known])
+        dist.all_reduce(sums)
+        loss_sum, squares, sent, digests, of_digests, *rest = sums.tolist()
+        check_place(batch, digests, of_digests, self.engine.device)
+        counts = {name: int(count) for name, count in zip(PLANNERS, rest[len(promised) :], strict=True) if count}
+        return Sums(loss_sum, math.sqrt(squares), int(sent), PlanFigures(*rest[: len(promised)]), counts)
+
+    def of(self, step: PlannedStep, sums: Sums, own: Spent, rate: float, asked_by: signal.Signals | None) -> dict:
+        """Figures of a step by name; times are the slowest rank's. Collective over the job.
+
+        rate: the learning rate. asked_by: the signal that came to this rank.
+        """
+        batch, figures = step.batch, sums.promised
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = own.data_wait_s + own.plan_wait_s + own.busy_s
         # A signal may have reached only some of the ranks.
-        highest = [own.data_wait_s, own.plan_wait_s, elapsed_s, _peak_bytes(device), asked_by or 0]
-        highest = torch.tensor(highest, dtype=torch.float64, device=device)
-        dist.all_reduce(sums)
+        highest = [own.data_wait_s, own.plan_wait_s, elapsed_s, _peak_bytes(self.engine.device), asked_by or 0]
+        highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        loss, weight_bytes, *totals = sums.tolist()
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"step {batch.step}: the loss is {loss}; training has diverged. Lower optim.lr, lengthen "
-                "optim.warmup_steps or set optim.clip, and start anew or from the newest checkpoint (resume=true)"
-            )
-        figures, chosen = PlanFigures(*totals[: len(promised)]), totals[len(promised) :]
         data_wait_s, plan_wait_s, step_s, peak_bytes, asked_by = highest.tolist()
         self.stopped_by = signal.Signals(int(asked_by)) if asked_by else None
         flops = self.model.train_flops(batch.num_tokens, figures.area)
@@ -72,8 +91,8 @@ class StepFigures:
         return {
             "step": batch.step,
             "epoch": batch.epoch,
-            "loss": ratio(loss, batch.global_num_targets),
-            "grad_norm": self.engine.grad_norm(),
+            "loss": ratio(sums.loss, batch.global_num_targets),
+            "grad_norm": sums.grad_norm if math.isfinite(sums.grad_norm) else None,
             "lr": rate,
             "tokens": batch.num_tokens,
             "target_tokens": batch.global_num_targets,
@@ -82,12 +101,12 @@ class StepFigures:
             "mfu": flops / step_s / (self.flops_per_s * ranks),
             "padding_share": batch.padding_share,
             "pack_tokens": batch.pack_tokens,
-            "planners": {name: int(count) for name, count in zip(PLANNERS, chosen) if count},
+            "planners": sums.planners,
             "area_imbalance": ratio(figures.max_area, figures.mean_area),
             "token_imbalance": ratio(figures.max_tokens, figures.mean_tokens),
             "intra_node_bytes": int(figures.intra_node_bytes),
             "inter_node_bytes": int(figures.inter_node_bytes),
-            "weight_bytes": int(weight_bytes),
+            "weight_bytes": sums.weight_bytes,
             "plan_wait_s": plan_wait_s,
             "data_wait_s": data_wait_s,
             "step_s": step_s,

@@ -6,3 +6,7 @@ OUT = "HSAP_OUT"
 STARTED = "HSAP_STARTED"
 # 1: print the full traceback of an error that would otherwise be one paragraph, and what torch's agent logs.
 TRACEBACK = "HSAP_TRACEBACK"
+# Where ranks that HSAP started note where they are, for the process that started them: a path of shared memory.
+POSITIONS = "HSAP_POSITIONS"
+# How often HSAP has restarted these ranks.
+RESTARTS = "HSAP_RESTARTS"

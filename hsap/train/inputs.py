@@ -30,6 +30,7 @@ from hsap.models.huggingface.tensors import Weights
 from hsap.planners import check_options
 from hsap.runtime.kernels import select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
+from hsap.train import flags
 from hsap.train.attention import kernel_options, planned_heads
 from hsap.train.checkpoints.folder import check_identity, read_state, refuse_used
 from hsap.train.config import TrainConfig
@@ -90,7 +91,7 @@ def check(config: TrainConfig) -> tuple[Tokenizer, ModelConfig]:
         setup.compile(Layout.from_lengths([]))
     if config.resume:
         check_identity(read_state(config), _settings(config, model, tokenizer))
-    else:
+    elif os.environ.get(flags.RESTARTS, "0") == "0":  # what an earlier attempt has left there is this run's own
         refuse_used(config)
     return tokenizer, model
 

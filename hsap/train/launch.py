@@ -18,19 +18,28 @@ from typing import Any, NoReturn
 from hsap.ir.check import printable
 from hsap.keys import unknown
 from hsap.launched import Place
-from hsap.train import flags
+from hsap.train import flags, restarts
 from hsap.train.config import KEYS, TrainConfig, train_config
 from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
+from hsap.train.told import is_echo, tell
 
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
 # training it isn't.
 _PATIENCE_BEFORE_S = 60.0
 _PATIENCE_DURING_S = 10.0
+_PRECEDENCE_S = 0.5
 _NO_NAME = re.compile(rf"({'|'.join(GROUPS)})=(null|true|false|-?\d[\d.]*)", re.IGNORECASE)
+
+
+_NOT_OURS = (
+    "guard.restarts={}: these ranks were started by a launcher, and only it can start them again (torchrun: "
+    "--max-restarts; SLURM: launch/slurm.sbatch requeues); they then go on by themselves. Leave guard.restarts out, or "
+    "start with plain python"
+)
 
 
 class Task:
@@ -68,6 +77,10 @@ def main(config_dir: Path) -> None:
         device = engine.get("device") if isinstance(engine, Mapping) else None
         choice = decide(task.values.get("topology"), device, around)
         config = train_config(task.values, choice.world_size, choice.device, _out(task.values, choice.world_size))
+        if isinstance(choice, Train) and config.guard.restarts and not around.started:
+            if choice.world_size > 1:
+                raise ValueError(_NOT_OURS.format(config.guard.restarts))
+            choice = Start(choice.device, 1)
         if isinstance(choice, Start):
             from hsap.train.inputs import check, prepare_data
 
@@ -79,7 +92,7 @@ def main(config_dir: Path) -> None:
         case Leave():
             return
         case Start():
-            code = start_ranks(choice, os.path.abspath(sys.argv[0]), arguments, config.out)
+            code = start_ranks(choice, os.path.abspath(sys.argv[0]), arguments, config.out, config.guard.restarts)
             sys.exit(code)
         case Train():
             settings = partial(write_down, task.values, arguments=arguments, config_dir=config_dir)
@@ -94,12 +107,16 @@ def _train(
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())
+    patience_s = config.guard.start_timeout_s
     try:
-        with _agreed_out(config.out, rank, config.world_size) as out:
+        with _agreed(config.out, rank, config.world_size, patience_s) as (out, goes_on):
             from hsap.train.run import run
 
             found = {"topology": config.topology, "out": out}
-            run(train_config(values, config.world_size, config.engine.device, out), settings(found))
+            if goes_on:
+                values = {**values, "out": out, "resume": True}
+            config = train_config(values, config.world_size, config.engine.device, out)
+            run(config, lambda changed: settings({**found, **changed}))
     except Exception as error:
         fail(error, rank, _PATIENCE_DURING_S)
 
@@ -169,44 +186,62 @@ def _end_sweep(jobs: list[Job]) -> None:
 def _out(values: Mapping[str, object], world_size: int) -> str:
     """Directory of the run: inherited, else as configured, else named after the time and the topology."""
     topology = values.get("topology") or f"{world_size}x1"
-    default = f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}-{topology}"
+    earlier = restarts.earlier_out(os.environ)
+    default = earlier or f"outputs/{datetime.now():%Y-%m-%d_%H-%M-%S}-{topology}"
     return os.environ.get(flags.OUT) or str(values.get("out") or default)
 
 
 @contextmanager
-def _agreed_out(out: str, rank: int, world_size: int) -> Iterator[str]:
-    """Give all ranks rank 0's directory: ranks that a launcher started may read the clock in different seconds.
+def _agreed(out: str, rank: int, world_size: int, patience_s: float | None) -> Iterator[tuple[str, bool]]:
+    """Give all ranks rank 0's directory, and whether they go on with what an earlier attempt of this job left there.
 
-    Uses the launcher's own store; torch shares it with the process group made later, as long as it is kept until then.
+    Ranks that a launcher started may read the clock in different seconds. Uses the launcher's own store; torch shares
+    it with the process group made later, as long as it is kept until then.
     """
-    if world_size == 1 or os.environ.get(flags.OUT):
-        yield out
+    if os.environ.get(flags.OUT):
+        yield out, False  # who started these ranks has settled both
         return
-    import torch.distributed as dist
+    restarted = rank == 0 and restarts.is_restart(os.environ) and restarts.is_marked(out, os.environ)
+    goes_on = restarted and restarts.go_on(out)
+    store = None
+    if world_size > 1:
+        from hsap.train.hang.beats import meet
 
-    store, _, _ = next(iter(dist.rendezvous("env://", rank, world_size)))
-    if rank == 0:
-        store.set("hsap/out", out)
-    yield store.get("hsap/out").decode()
+        store = meet(rank, world_size, patience_s)
+        if rank == 0:
+            store.set("hsap/out", json.dumps([out, restarted, goes_on]))
+        out, restarted, goes_on = json.loads(store.get("hsap/out"))
+    if restarted:
+        os.environ[flags.RESTARTS] = "1"
+    yield out, goes_on
 
 
 def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
     """Say what went wrong, once for all ranks, and end this process with exit code 1.
 
     Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1,
-    is a traceback. A rank that only saw its peer vanish waits as well: the peer, or the launcher, knows the reason.
+    is a traceback. A rank that only saw its peer vanish says which one, and where it was, unless the launcher or the
+    peer itself does. Before ranks have met, others than rank 0 wait with their message.
     os._exit, because threads and process groups that wait for other ranks must not keep a failed rank alive.
     """
-    if rank != 0 or _is_echo(error):
+    # Only a process that trains has loaded it.
+    module = sys.modules.get("hsap.train.hang.watch")
+    watch, echo = module.current() if module else None, is_echo(error)
+    if watch is None and (rank != 0 or echo):
         time.sleep(patience_s)
-    if _is_message(error) and os.environ.get(flags.TRACEBACK) != "1":
+    elif watch is not None and echo:
+        watch.explain(patience_s)
+    message = _is_message(error)
+    if message and os.environ.get(flags.TRACEBACK) != "1":
         text = f"{_paragraph(error)} ({flags.TRACEBACK}=1 shows the traceback.)"
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
-    prefix = "train.py: " if rank == 0 else f"train.py: rank {rank}: "
-    sys.stdout.flush()
-    print(f"{prefix}{text}", file=sys.stderr, flush=True)
-    _tell_agent(text)
+    if watch is not None:
+        # Where all fail alike, rank 0 is to say so.
+        time.sleep(_PRECEDENCE_S if rank else 0)
+        if not watch.claim(text):
+            os._exit(1)
+    tell(text, rank, final=message, amid=watch is not None)
     os._exit(1)
 
 
@@ -221,19 +256,6 @@ def _is_message(error: Exception) -> bool:
     return isinstance(error, (ValueError, FileNotFoundError)) and raised_in.split(".")[0] == "hsap"
 
 
-def _is_echo(error: Exception) -> bool:
-    return (
-        isinstance(error, RuntimeError) and re.search(r"Connection (closed|reset)|Broken pipe", str(error)) is not None
-    )
-
-
 def _paragraph(error: Exception) -> str:
     # Hydra ends its message on an unknown choice with a list of places that helps nobody who mistyped a name.
     return " ".join(str(error).split("Config search path:")[0].split())
-
-
-def _tell_agent(text: str) -> None:
-    """Leave the message where torch's agent, started by the user, looks for it, so that its report shows it last."""
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}), encoding="utf-8")

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hsap.ir.problem import Topology
 from hsap.launched import Place
 from hsap.train import flags
 from hsap.train.stopping import SIGNALS
+
+if TYPE_CHECKING:
+    from hsap.train.hang.shared import Shared
 
 # What launchers tell a rank about itself; ranks that we start must learn it from their own launcher alone.
 _RANK_VARIABLES = (
@@ -33,6 +36,7 @@ _RANK_VARIABLES = (
     "ROLE_NAME",
     "ROLE_WORLD_SIZE",
 )
+_OURS = (flags.POSITIONS, flags.RESTARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name not in _RANK_VARIABLES and not name.startswith(("MASTER_", "TORCHELASTIC_"))
+        if name not in (*_RANK_VARIABLES, *_OURS) and not name.startswith(("MASTER_", "TORCHELASTIC_"))
     }
 
 
@@ -169,16 +173,19 @@ def alone_environment() -> dict[str, str]:
     return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> int:
+def start_ranks(choice: Start, script: str, arguments: list[str], out: str, restarts: int = 0) -> int:
     """Run `script` as ranks of this machine under torch's elastic agent and wait for them.
 
-    Returns 0, or the exit code of the rank that failed first (128 + the signal, where one ended it). The agent lives in
-    this very process, so that its report, which repeats what the rank has said, can be left out.
+    restarts: so many times they are started again after a failure, and go on from the newest good checkpoint; not after
+    an error that would come again. Returns 0, or the exit code of the rank that failed first (128 + the signal, where
+    one ended it). The agent lives in this very process, so that its report, which repeats what the rank has said, can
+    be left out.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as run_agent
+    from hsap.train.hang.shared import make
+    from hsap.train.restarts import go_on
 
-    environment = rank_environment(os.environ, choice.device, out)
+    positions = make(choice.world_size)
+    environment = rank_environment(os.environ, choice.device, out) | {flags.POSITIONS: positions.path}
     os.environ.clear()
     os.environ.update(environment)
     if os.environ.get(flags.TRACEBACK) != "1":
@@ -188,26 +195,63 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str) -> i
     # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
     agent.append("--signals-to-handle=SIGHUP,SIGQUIT")
     before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         if not _reaches_ranks(number):
             signal.signal(number, before[number])
             os.kill(os.getpid(), number)
 
     for number in SIGNALS:
         signal.signal(number, pass_on)
+    for attempt in range(restarts + 1):
+        os.environ[flags.RESTARTS] = str(attempt)
+        resumed = ["resume=true", f"out={_quoted(out)}"] if attempt and go_on(out) else []
+        code, final = _run_agent([*agent, script, *arguments, *resumed], positions)
+        if code == 0 or final or asked:
+            return code
+        if attempt < restarts:
+            print(f"hsap: restart {attempt + 1} of {restarts} (guard.restarts)", file=sys.stderr, flush=True)
+    return code
+
+
+def _run_agent(arguments: list[str], positions: Shared) -> tuple[int, bool]:
+    """Run the agent once: the exit code, and whether another attempt would end the same way."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as run_agent
+
+    from hsap.train.hang.processes import ending, oom_kills
+    from hsap.train.hang.sight import where
+
+    positions.memory[:] = bytes(len(positions.memory))
+    kills = oom_kills()
     try:
-        run_agent([*agent, script, *arguments])
+        run_agent(arguments)
+        return 0, True
     except ChildFailedError as error:
-        # The agent ends the other ranks with SIGTERM, in the same second as often as not.
-        first = min(error.failures.values(), key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp))
-        if first.exitcode < 0:
-            name = signal.Signals(-first.exitcode).name
-            told = f"rank {first.local_rank} was ended by signal {name}." if name != "SIGINT" else "interrupted"
-            print(f"train.py: {told}", file=sys.stderr, flush=True)
-            return 128 - first.exitcode
-        return first.exitcode
-    return 0
+        failures = error.failures.values()
+    # What a rank has said tells more than how it, or another, was ended then.
+    told = [f for f in failures if f.exitcode > 0 and isinstance(f.error_file_data.get("message"), dict)]
+    if told:
+        first = min(told, key=lambda f: f.timestamp)
+        return first.exitcode, bool(first.error_file_data["message"].get("extraInfo", {}).get("final"))
+    # The agent ends the other ranks with SIGTERM, in the same second as often as not.
+    first = min(failures, key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp))
+    if first.exitcode >= 0:
+        return first.exitcode, False
+    if -first.exitcode == signal.SIGINT:
+        print("train.py: interrupted", file=sys.stderr, flush=True)
+        return 128 + signal.SIGINT, True
+    record = positions.record(first.local_rank).cast("q")
+    told = f"rank {first.local_rank} {ending(-first.exitcode, oom_kills() - kills)}; it was {where(record)}"
+    print(f"train.py: {told}.", file=sys.stderr, flush=True)
+    return 128 - first.exitcode, False
+
+
+def _quoted(text: str) -> str:
+    """Spell a value so that Hydra takes it as it is."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _reaches_ranks(number: int) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,51 +22,67 @@ from hsap.data.loader import StepLoader
 from hsap.ir.span import positions
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep, PlannedSteps
+from hsap.position import Phase, Position
 from hsap.runtime.upload import Upload
 from hsap.targets import NO_TARGET
-from hsap.train.agreement import agree
+from hsap.train.agreement import check_job, check_step, check_weights, settings_of, versions
 from hsap.train.attention import Attention
+from hsap.train.budget import keep_budget
 from hsap.train.capacity import Capacity
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
-from hsap.train.engine import Engine, build, join, learning_rate, leave
+from hsap.train.engine import Engine, build, join, learning_rate, leave, own_device
 from hsap.train.evaluation import Evaluation
 from hsap.train.figures import Spent, StepFigures
+from hsap.train.guard.guard import Guard
+from hsap.train.hang import Watch
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.metrics import MetricsLog
 from hsap.train.opening import opening
 from hsap.train.profile import Profile
+from hsap.train.restarts import mark
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
 
 
-def run(config: TrainConfig, settings: str | None = None) -> None:
+def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | None = None) -> None:
     """Train as configured: every rank of the job calls this. ValueError for what the user can mend.
 
-    settings: the configuration as text, to be kept in the run's folder once nothing speaks against the run.
+    settings: gives the configuration as text, to be kept in the run's folder once nothing speaks against the run; it is
+    given what the run itself has changed, by key.
     After an error the process groups are left as they are: the process is about to end, and leaving a group in order
     may wait for ranks that no longer answer.
     """
     inputs = read_inputs(config)
-    mesh = join(config)
-    engine = build(config, inputs.model, mesh)
-    trainer = Trainer(config, inputs, engine)
-    if settings is not None and dist.get_rank() == 0:
-        keep(Path(config.out), settings)
-    with trainer.stop_request:
-        trainer.train()
-        leave(engine)
+    with Watch(config.guard, config.out) as watch:
+        mesh = join(config, watch.meeting)
+        watch.ranks_of = dist.get_process_group_ranks(mesh.sp)
+        changed = {}
+        if config.check.error_budget is not None:
+            wire = config.wire_dtype
+            config, told = keep_budget(config, inputs, own_device(config))
+            changed = {} if config.wire_dtype == wire else {"wire_dtype": config.wire_dtype}
+            inputs = replace(inputs, notices=(*inputs.notices, told))
+        engine = build(config, inputs.model, mesh)
+        trainer = Trainer(config, inputs, engine, watch.position)
+        if settings is not None and dist.get_rank() == 0:
+            keep(Path(config.out), settings(changed))
+            mark(config.out, os.environ)
+        with trainer.stop_request, watch.explaining():
+            trainer.train()
+            leave(engine)
 
 
 class Trainer:
-    """One rank's loop over planned steps."""
+    """One rank's loop over planned steps. position: where it notes what it is at."""
 
-    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine) -> None:
-        self.config, self.inputs, self.engine = config, inputs, engine
+    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine, position: Position | None = None) -> None:
+        self.config, self.inputs, self.engine, self.position = config, inputs, engine, position or Position()
         self.mesh = engine.mesh
         self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
         self.attention = Attention(config, inputs.model, self.mesh, engine.device, self.capacity.even)
         self.session = self.attention.session
+        self.session.position = engine.position = self.position
         self.figures = StepFigures(inputs.model, engine, config.cluster.flops_per_s)
         self.evaluation: Evaluation | None = None
         if inputs.eval_data is not None:
@@ -77,7 +96,11 @@ class Trainer:
         if self.inputs.checkpoint is not None:
             state = self.inputs.checkpoint
             load(self.engine, config, state)
-        saver = Saver(config, self.inputs.identity)
+        self._check_alike()
+        self.guard = Guard(
+            config, self.inputs.model, self.engine, self.attention.module, self._looked_at, state["step"]
+        )
+        saver = Saver(config, self.inputs.identity, self.position)
         log, out = None, Path(config.out)
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
         if dist.get_rank() == 0:
@@ -97,7 +120,7 @@ class Trainer:
         )
         # Exactly the steps to come: beyond the last one, a rank might wait for a plan that nobody makes any more.
         coming = islice(loader, max(config.train.steps - state["step"], 0))
-        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead)
+        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead, self.position)
         try:
             for step in steps:
                 figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s), profile)
@@ -106,9 +129,12 @@ class Trainer:
                     log.write(figures)
                 if self._saves(step.batch.step):
                     saver.save(self.engine, step.batch.step, step.batch.cursor)
+                self.position.done()
                 if self.figures.stopped_by is not None:
                     break
+                self.position.phase(Phase.DATA)
             saver.wait()
+            self.position.phase(Phase.END)
         finally:
             steps.close()
             loader.close()
@@ -142,6 +168,7 @@ class Trainer:
         profile.begin(number)
         figures = self._update(step, waits)
         profile.end(number, step.plans)
+        self.position.phase(Phase.EVALUATE)
         if self.evaluation is not None and (number % train.eval_every == 0 or number >= train.steps):
             figures["eval_loss"] = self.evaluation.loss()
         return figures
@@ -150,7 +177,9 @@ class Trainer:
         """One optimizer update; returns the step's figures."""
         begin, sent = time.perf_counter(), self.engine.weight_bytes
         batch, config = step.batch, self.config
-        agree(step, self.mesh, self.engine.device)
+        self.position.phase(Phase.AGREE, batch.step)
+        self.position.micro(0)
+        check_step(batch, step.plans, self.mesh, self.engine.device)
         rate = learning_rate(config.optim, batch.step, config.train.steps)
         for group in self.engine.deepspeed.optimizer.param_groups:
             group["lr"] = rate
@@ -160,16 +189,44 @@ class Trainer:
         for i, (micro, plan) in enumerate(zip(batch.micro_batches, step.plans)):
             if self.session.recorder is not None:
                 self.session.recorder.micro = i
+            self.position.micro(i)
+            self.position.phase(Phase.FORWARD)
             loss = self._loss(micro, plan)
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
-        local_loss = float(loss_sum)  # waits for the device, so that the clock is read after the work
-        busy_s = time.perf_counter() - begin
-        own = Spent(local_loss, self.engine.weight_bytes - sent, *waits, busy_s)
-        return self.figures.of(step, own, rate, self.stop_request.asked_by)
+        # From here on all ranks know the same, so that they all make the update, or none does.
+        self.position.phase(Phase.FIGURES)
+        sums = self.figures.add_up(step, loss_sum, self.engine.square(), self.engine.weight_bytes - sent)
+        trouble = self.guard.check(step, sums.loss, sums.grad_norm, scale)
+        if trouble is not None and trouble.action == "skip":
+            self.engine.leave_out(sums.grad_norm)
+        else:
+            self.engine.update(sums.grad_norm)
+        self.engine.wait()  # so that the clock is read after the work
+        own = Spent(*waits, time.perf_counter() - begin)
+        self.position.phase(Phase.FIGURES)
+        figures = self.figures.of(step, sums, own, rate, self.stop_request.asked_by)
+        if config.check.error_budget is not None:
+            figures["wire_dtype"] = config.wire_dtype
+        return figures | self.guard.figures(trouble)
 
-    def _loss(self, micro: MicroBatch, plan: Planned) -> Tensor:
-        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device."""
+    def _check_alike(self) -> None:
+        """Check that all ranks of the job were started alike and have the same weights. Collective over the job."""
+        facts = {f"content of {name}": value for name, value in self.inputs.identity.items()}
+        check_job(settings_of(self.config) | facts | versions(), self.engine.device)
+        for parameters, group in self.engine.alike():
+            check_weights(parameters, group, self.engine.device)
+
+    def _looked_at(self, micro: MicroBatch, plan: Planned, call: Callable[..., Tensor], **options) -> Tensor:
+        """The loss once more, outside of the step: a profile has recorded it already."""
+        self.session.recorder = None
+        return self._loss(micro, plan, call, **options)
+
+    def _loss(self, micro: MicroBatch, plan: Planned, call: Callable[..., Tensor] | None = None, **options) -> Tensor:
+        """Sum of the token losses of this rank's rows of a micro-batch. Only these rows come to the device.
+
+        call: what the model is called by, None: DeepSpeed's engine; options: more of its arguments.
+        """
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         num_rows = self.capacity.padded(len(rows)) if self.config.train.pad_rows else len(rows)
         self.attention.load(plan, num_rows)
@@ -180,4 +237,4 @@ class Trainer:
         ]
         upload.flush()
         tokens, places, targets = (field.long() for field in fields)
-        return self.engine.deepspeed(tokens, places, self.attention.module, targets)
+        return (call or self.engine.deepspeed)(tokens, places, self.attention.module, targets, **options)

@@ -214,6 +214,18 @@ def same_lengths(rank: int) -> str:
     return ""
 
 
+def same_lengths_later(rank: int) -> str:
+    """The third batch differs: it is told by the time of the fourth, and not before."""
+    sp = SequenceParallel("4x1", heads())
+    for number in range(3):
+        sp.load([5, 5], torch.arange(10) + (rank if number == 2 else number))
+    try:
+        sp.load([5, 5], torch.arange(10))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def many_plans(rank: int) -> int:
     """More plans than are remembered, without any attention between them: ranks drift apart as far as they may."""
     sp = SequenceParallel("4x1", heads(), "causal", planner="zigzag", verify=False)
@@ -232,6 +244,7 @@ def everything(rank: int) -> dict:
         "pipeline": pipeline_parallel(rank),
         "disagreeing": disagreeing(rank),
         "same lengths": same_lengths(rank),
+        "same lengths later": same_lengths_later(rank),
         "many plans": many_plans(rank),
         "odd groups": odd_groups(rank),
     }

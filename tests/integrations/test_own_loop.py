@@ -44,8 +44,9 @@ def test_loss_and_gradients_are_those_of_one_process(four_ranks, way):
 def test_ranks_that_disagree_are_told(four_ranks):
     told = [rank["disagreeing"] for rank in four_ranks]
     assert all("must load the same documents" in text and "\n" not in text for text in told)
-    told = [rank["same lengths"] for rank in four_ranks]
-    assert all("labels aren't those of rank" in text and "\n" not in text for text in told)
+    for case in ("same lengths", "same lengths later"):
+        told = [rank[case] for rank in four_ranks]
+        assert all("labels aren't those of rank" in text and "\n" not in text for text in told)
 
 
 @pytest.mark.slow

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.torchrun import output_of
+from tests.train.worlds import World, script
 
 pytest.importorskip("transformers", reason="Hugging Face's transformers is not installed here")
 
 
 @pytest.mark.slow
-def test_four_ranks_train_as_stock_models_do_in_one_process():
-    out = output_of(Path(__file__).with_name("transformers_rank.py"), 4)
+def test_four_ranks_train_as_stock_models_do_in_one_process(tmp_path):
+    out = World(tmp_path, 4, [str(Path(__file__).with_name("transformers_rank.py"))], script).finish()
     told = [line for line in out.splitlines() if "loss off by" in line]
     assert len(told) == 16, out[-2000:]

@@ -11,11 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.forks import preload
+
+preload("tests.runtime.ranks", "hsap.runtime.executor")
+
 
 def run_ranks(num_ranks: int, function: Callable, *args) -> list:
     """Call `function(rank, *args)` on every rank of a fresh gloo world; results by rank (anything torch can save)."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (num_ranks, folder, function, args), nprocs=num_ranks, start_method="spawn")
+        mp.start_processes(_rank, (num_ranks, folder, function, args), nprocs=num_ranks, start_method="forkserver")
         return [torch.load(os.path.join(folder, f"result-{r}.pt"), weights_only=True) for r in range(num_ranks)]
 
 

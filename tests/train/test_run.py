@@ -241,7 +241,12 @@ def test_training_that_diverges_ends(finished):
     # Embeddings of tokens that the first step doesn't show have no gradient: without an epsilon, Adam makes it 0 / 0.
     done = train(folder, "+topology=1x1", "out=far", "optim.eps=1e-60", "model.tied_embeddings=false")
     assert done.returncode == 1
-    assert "train.py: step 2: the loss is nan; training has diverged. Lower optim.lr" in done.stderr
+    assert (
+        "train.py: step 2: the loss is nan and the gradient's norm is nan; training has diverged. Lower optim.lr"
+        in (done.stderr)
+    )
+    assert "elements of model.embed_tokens.weight" in done.stderr
+    assert "the first output that isn't finite is that of model.embed_tokens on rank 0" in done.stderr
     assert [step["step"] for step in metrics(folder / "far")] == [1]
 
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import runpy
 import socket
+import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.train.forked", "tests.train.worlds"])
+from tests.forks import CONTEXT, preload
+
+preload("tests.train.forked", "tests.train.worlds")
 _LIMIT_S = 300.0
 
 
 def fork(function: Callable, *arguments) -> multiprocessing.Process:
     """Call a module's function in a process that already has torch, DeepSpeed and the loop."""
-    process = _CONTEXT.Process(target=function, args=arguments)
+    process = CONTEXT.Process(target=function, args=arguments)
     process.start()
     return process
 
@@ -90,6 +92,13 @@ class World:
         pytest.fail(f"exit codes {codes}: {self.told[-3000:]}")
 
 
+def script(arguments: list[str], _: int) -> None:
+    """Run a script as one rank, with its folder in the path."""
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
 def _train(arguments: list[str], num_ranks: int) -> None:
     from tests.train.forked import configure, run
 
@@ -113,7 +122,8 @@ def _rank(rank: int, num_ranks: int, train: Callable, port: int, arguments: list
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     try:
         train(arguments, num_ranks)
-    except Exception:
-        os.write(2, traceback.format_exc().encode())
+    except Exception as error:
+        from hsap.train.launch import fail
+
         # Without tidying up, as a failed rank ends: others may wait for it.
-        os._exit(1)
+        fail(error, rank, 0.0)

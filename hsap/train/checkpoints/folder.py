@@ -16,6 +16,7 @@ from hsap.ir.check import Refused, fields, instance, one_line, shown, whole
 from hsap.steps import METRICS
 from hsap.train.config import TrainConfig
 
+CHECKPOINTS = "checkpoints"
 LATEST, STATE = "latest", "hsap.json"
 """The file that names the newest checkpoint, and the one in a checkpoint that says what it is."""
 _NEEDED = ("step", "cursor", "topology", "identity", "adam_steps", "files", "sha256")
@@ -25,7 +26,7 @@ _NAME, _FILE = re.compile(r"step(0|[1-9][0-9]*)"), re.compile(r"rank(0|[1-9][0-9
 
 def folder(config: TrainConfig) -> Path:
     """Where the checkpoints of a run lie."""
-    return Path(config.out) / "checkpoints"
+    return Path(config.out) / CHECKPOINTS
 
 
 def unfinished(home: Path, step: int) -> Path:
@@ -46,7 +47,7 @@ def publish(home: Path, step: int, state: Mapping[str, object], files: Mapping[s
                 f"{fresh / name} isn't there as a rank wrote it; out= must lie where all nodes see the same files"
             )
     content = {**state, "files": {name: asdict(written) for name, written in files.items()}}
-    replace(fresh / STATE, json.dumps({**content, "sha256": _digest(content)}, indent=1).encode())
+    replace(fresh / STATE, json.dumps({**content, "sha256": digest(content)}, indent=1).encode())
     # A checkpoint of this step can only be what a run that was resumed from an earlier one has left.
     _drop(home_now)
     os.rename(fresh, home_now)
@@ -91,7 +92,7 @@ def read_state(config: TrainConfig) -> dict:
 def read_checkpoint(checkpoint: Path) -> dict:
     """Read what one checkpoint is, and see whether its files are there; ValueError where it can't be used."""
     state = _state(checkpoint)
-    if problem := _missing(checkpoint, state):
+    if problem := missing(checkpoint, state):
         raise ValueError(problem)
     return state
 
@@ -107,16 +108,26 @@ def refusal(home: Path, tag: str, problem: str) -> ValueError:
     return ValueError(f"resume=true: {home / LATEST} names {one_line(tag)}, which can't be used: {problem}; {way}")
 
 
-def damage(checkpoint: Path, state: dict, names: Iterable[str]) -> str | None:
-    """Compare files of a checkpoint with their checksums: None if all agree, else what is wrong with the first."""
+def damage(checkpoint: Path, state: dict, names: Iterable[str], said_by: str = STATE) -> str | None:
+    """Compare files of a folder with their checksums: None if all agree, else what is wrong with the first.
+
+    state: of a checkpoint, or what else has `files`; said_by: the file that it was read from.
+    """
     for name in names:
         try:
             found = sha256(checkpoint / name)
         except OSError as error:
             return f"{checkpoint / name} can't be read ({error.strerror})"
         if found != state["files"][name]["sha256"]:
-            return f"{checkpoint / name} is damaged: it doesn't have the SHA-256 that {STATE} says"
+            return f"{checkpoint / name} is damaged: it doesn't have the SHA-256 that {said_by} says"
     return None
+
+
+def newest_good(home: Path) -> int | None:
+    """Step of the newest checkpoint whose every byte is as it was written, of `latest` and those before it."""
+    named = _NAME.fullmatch(_latest(home)) if (home / LATEST).is_file() else None
+    steps = [step for step in _steps(home) if named is None or step <= int(named[1])]
+    return next((step for step in reversed(steps) if _is_good(home, step)), None)
 
 
 def check_identity(state: dict, identity: dict) -> None:
@@ -166,7 +177,7 @@ def _state(checkpoint: Path) -> dict:
     missing = [name for name in _NEEDED if not isinstance(state, dict) or name not in state]
     if missing:
         raise ValueError(f"{path} can't be read (it lacks {', '.join(missing)})")
-    if state["sha256"] != _digest({name: value for name, value in state.items() if name != "sha256"}):
+    if state["sha256"] != digest({name: value for name, value in state.items() if name != "sha256"}):
         raise ValueError(f"{path} is damaged: it doesn't have the SHA-256 that it says")
     try:
         _check_fields(state)
@@ -191,7 +202,8 @@ def _check_fields(state: dict) -> None:
         whole(f"files.{name}.size", file["size"], 0)
 
 
-def _missing(checkpoint: Path, state: dict) -> str | None:
+def missing(checkpoint: Path, state: dict) -> str | None:
+    """Say what is wrong with the first of a folder's files that isn't there, or has another size; None if all are."""
     for name, file in state["files"].items():
         path = checkpoint / name
         if not path.is_file():
@@ -210,7 +222,8 @@ def _is_good(home: Path, step: int) -> bool:
     return damage(checkpoint, state, state["files"]) is None
 
 
-def _digest(content: Mapping[str, object]) -> str:
+def digest(content: Mapping[str, object]) -> str:
+    """Give the SHA-256 of JSON values, hexadecimal."""
     # As it will be read again: a tuple becomes a list, a number's key a word.
     return hashlib.sha256(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode()).hexdigest()
 

@@ -58,20 +58,21 @@ def capture(engine) -> tuple[dict[str, Tensor], int]:
 
     engine: DeepSpeed's. Of what all ranks hold alike, each saves its share.
     """
-    optimizer, alike = _base(engine.optimizer), None if engine.mpu is None else engine.mpu.get_data_parallel_group()
-    rank, world_size = dist.get_rank(alike), dist.get_world_size(alike)
+    optimizer = _base(engine.optimizer)
     tensors: dict[str, Tensor] = {}
-    steps = set()
-    for i, shard in enumerate(shards(engine)):
+    steps = {int(optimizer.state[shard.master]["step"]) for shard in shards(engine)}
+    for shard in _saved(engine):
         state = optimizer.state[shard.master]
-        steps.add(int(state["step"]))
-        if shard.copied or (shard.replicated and i % world_size != rank):
-            continue
         for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
             tensors[key(kind, shard.name, shard.place)] = shard.part(flat)
     if len(steps) > 1:
         raise RuntimeError(f"Adam has done {sorted(steps)} steps on the parameters of one rank")
     return tensors, steps.pop() if steps else 0
+
+
+def weights(engine) -> dict[str, Tensor]:
+    """Give this rank's share of the float32 weights alone, as `capture` does; there may be no moments yet."""
+    return {key(WEIGHT, shard.name, shard.place): shard.part(shard.master) for shard in _saved(engine)}
 
 
 def restore(engine, pieces: Pieces, adam_steps: int) -> None:
@@ -91,6 +92,15 @@ def restore(engine, pieces: Pieces, adam_steps: int) -> None:
     _refresh(wrapper)
     if hasattr(wrapper, "checkpoint_event_epilogue"):
         wrapper.checkpoint_event_epilogue()
+
+
+def _saved(engine) -> Iterator[Shard]:
+    """The pieces that this rank writes; of what several ranks hold alike, each has its share."""
+    alike = None if engine.mpu is None else engine.mpu.get_data_parallel_group()
+    rank, world_size = dist.get_rank(alike), dist.get_world_size(alike)
+    for i, shard in enumerate(shards(engine)):
+        if not shard.copied and not (shard.replicated and i % world_size != rank):
+            yield shard
 
 
 def shards(engine) -> Iterator[Shard]:

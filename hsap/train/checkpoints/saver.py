@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsap.files import Written
+from hsap.position import Phase, Position
 from hsap.runtime.groups import job_store
 from hsap.tensorfile import write_tensors
 from hsap.train.checkpoints import masters
@@ -30,11 +31,11 @@ class Saver:
 
     Each rank writes what it holds, and tells rank 0 size and checksum through torch's store, not by a collective: so a
     background thread never meets the training's own collectives. Rank 0 makes a checkpoint of the files and tells all.
-    identity: settings that a resumed run must share, JSON values by name.
+    identity: settings that a resumed run must share, JSON values by name. position: where every tensor is noted.
     """
 
-    def __init__(self, config: TrainConfig, identity: dict) -> None:
-        self.config, self.identity = config, identity
+    def __init__(self, config: TrainConfig, identity: dict, position: Position | None = None) -> None:
+        self.config, self.identity, self.position = config, identity, position or Position()
         self.home = folder(config)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         # A connection of its own: a waiting `get` must not hold up anything else.
@@ -50,6 +51,7 @@ class Saver:
 
         ValueError: a rank couldn't write (or, in the background, the last time); the checkpoints before are untouched.
         """
+        self.position.phase(Phase.SAVE)
         self.wait()
         tensors, adam_steps = masters.capture(engine.deepspeed)
         tensors |= _random_states(engine.device)
@@ -79,12 +81,19 @@ class Saver:
     def _write(self, step: int, tensors: dict[str, Tensor], state: dict) -> None:
         try:
             unfinished(self.home, step).mkdir(parents=True, exist_ok=True)
-            said = asdict(write_tensors(unfinished(self.home, step) / _file(self.rank), tensors))
+
+            def content(name: str) -> Tensor:
+                self.position.tick()
+                return tensors[name]
+
+            said = asdict(write_tensors(unfinished(self.home, step) / _file(self.rank), tensors, content))
         except OSError as error:
             said = {"error": f"rank {self.rank}: {error}"}
         self.store.set(self._key(step, self.rank), json.dumps(said))
         if self.rank == 0:
             self.store.set(self._key(step, "done"), self._publish(step, state))
+        if self._thread is None:
+            self.position.phase(Phase.SAVED)
         self.store.wait([self._key(step, "done")], _PATIENCE)
         if problem := self.store.get(self._key(step, "done")).decode():
             raise ValueError(

@@ -10,8 +10,6 @@ last bits may part. Checkpoints take the first rank's.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +58,6 @@ class Sharding:
     def counts(self, part: Part) -> bool:
         """Tell whether this rank's copy is the one that norms and checkpoints take."""
         return part.holders[0] == self.transport.index
-
-    def norm(self, model: nn.Module) -> float:
-        """Norm of the whole model's gradient, each parameter once."""
-        parameters: Iterable[Any] = model.parameters()
-        mine = [p.grad for p in parameters if p.grad is not None and self.counts(p.part)]
-        total = torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in mine]).square().sum()
-        dist.all_reduce(total, group=self.shards)
-        return math.sqrt(float(total))
 
     def clip(self, model: nn.Module, norm: float, most: float) -> None:
         """Scale this rank's gradients so that the whole model's, of that norm, has one of `most` at most."""

@@ -258,6 +258,11 @@ TABLE = {
     "MDS: shard outside": (mds(first("raw_data", "../x", "basename")), {}, "outside the data set"),
     "MDS: a billion samples": (mds(first("samples", 10**9)), {}, "doesn't begin with its 1000000000 samples"),
     "MDS: an impossible size": (mds(first("raw_data", -1, "bytes")), {}, "impossible columns or sizes"),
+    "MDS: a packed shard without a name": (
+        mds(first("zip_data", None, "basename"), "mds/tokens-zstd"),
+        {},
+        "impossible columns or sizes",
+    ),
     "MDS: shard cut short": (
         mds(lambda i: None) | {"shard.00000.mds": SHARD[:-5]},
         {},

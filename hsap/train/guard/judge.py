@@ -1,0 +1,104 @@
+"""Judging a step by its loss and the norm of its gradient, which all ranks know alike.
+
+A leap is measured as OLMo's SkipStepOptimizer does it, against the last 128 steps and not before half of them are
+there, and more robustly: above the median, in deviations that are the distance from there to the ninth decile over
+1.2816, which is the standard deviation of normal values. One leap in a window would spoil mean and standard deviation
+for the next ones, and what scatters more upward than downward, as norms do, isn't taken for leaps. The norm's
+logarithm is taken: norms scatter by factors. Deviations are taken for `LEAST` at least, or a run that hardly scatters
+would leap all the time. What leapt and was left out doesn't enter the window; what was only warned of does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hsap.train.guard.settings import GuardConfig
+
+LEAST = {"loss": 0.005, "gradient norm": 0.05}
+"""The least that counts as a deviation: of a loss as a share of the median, of a norm's natural logarithm."""
+_DECILE, _NORMAL = 0.9, 1.2815515655446004
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with a step. kind: non_finite or spike; told: in words; action: what is to be done."""
+
+    kind: str
+    told: str
+    action: str
+
+
+class Judge:
+    """Judges one step after the other; made and called alike on every rank, it says the same on every rank.
+
+    past: figures of the steps before, as the metrics have them, for a run that goes on.
+    """
+
+    def __init__(self, config: GuardConfig, past: Iterable[Mapping[str, object]] = ()) -> None:
+        self.config = config
+        self.skipped = self.in_a_row = 0
+        self._seen = {name: deque(maxlen=config.spike_window) for name in LEAST}
+        for figures in past:
+            self.skipped = figures.get("skipped_steps") or 0
+            if figures.get("left_out"):
+                self.in_a_row += 1
+                continue
+            self.in_a_row = 0
+            self._note(figures.get("loss"), figures.get("grad_norm"))
+
+    def judge(self, loss: float, norm: float) -> Trouble | None:
+        """Judge a step's mean loss (NaN where it has no target) and its gradient's norm.
+
+        A step without targets has no loss to be judged; pass 0.
+        """
+        trouble = self._non_finite(loss, norm) or self._leap(loss, norm)
+        if trouble is None or trouble.action == "warn":
+            self.in_a_row = 0
+            self._note(loss, norm)
+        elif trouble.action == "skip":
+            self.skipped += 1
+            self.in_a_row += 1
+            if self.in_a_row > self.config.max_skips:
+                told = f"{trouble.told}, and so were {self.in_a_row - 1} steps before it, whose updates were left out"
+                return Trouble(trouble.kind, f"{told} (guard.max_skips={self.config.max_skips})", "stop")
+        return trouble
+
+    def _non_finite(self, loss: float, norm: float) -> Trouble | None:
+        wrong = [f"the {name} is {value}" for name, value in (("loss", loss), ("gradient's norm", norm))
+                 if not math.isfinite(value)]  # fmt: skip
+        return Trouble("non_finite", " and ".join(wrong), self.config.non_finite) if wrong else None
+
+    def _leap(self, loss: float, norm: float) -> Trouble | None:
+        if self.config.spike is None:
+            return None
+        told = []
+        for name, value in _judged(loss, norm).items():
+            seen = self._seen[name]
+            if len(seen) < self.config.spike_window // 2:
+                continue
+            middle, high = np.quantile(seen, (0.5, _DECILE)).tolist()
+            least = LEAST[name] * (abs(middle) if name == "loss" else 1.0)
+            deviation = max((high - middle) / _NORMAL, least)
+            if value - middle > self.config.spike * deviation:
+                shown, usual = (value, middle) if name == "loss" else (norm, math.exp(middle))
+                told.append(
+                    f"the {name} leaps to {shown:.5g}, {(value - middle) / deviation:.1f} deviations above "
+                    f"{usual:.5g}, the median of the last {len(seen)} steps (guard.spike={self.config.spike:g})"
+                )
+        return Trouble("spike", " and ".join(told), self.config.on_spike) if told else None
+
+    def _note(self, loss: float | None, norm: float | None) -> None:
+        if loss is None or norm is None:
+            return
+        for name, value in _judged(loss, norm).items():
+            self._seen[name].append(value)
+
+
+def _judged(loss: float, norm: float) -> dict[str, float]:
+    """What is compared; a norm of 0, of a step without targets, says nothing."""
+    return {"loss": loss, "gradient norm": math.log(norm)} if norm > 0 else {}

@@ -1,0 +1,35 @@
+"""Told: what a rank says when it ends, on stderr and where the launcher looks for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+_CLOSED = r"Connection (was likely )?(closed|reset)|Broken pipe|pair closure"
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an error only says that another rank has gone: that one, or the launcher, knows why."""
+    return isinstance(error, RuntimeError) and re.search(_CLOSED, str(error)) is not None
+
+
+def tell(text: str, rank: int, final: bool = False, amid: bool = False) -> None:
+    """Say a message of train.py's and leave it for the launcher.
+
+    final: trying again would end the same way. amid: training has begun, and its progress bar may stand in the line.
+    """
+    prefix = ("\n" if amid else "") + ("train.py: " if rank == 0 else f"train.py: rank {rank}: ")
+    sys.stdout.flush()
+    print(f"{prefix}{text}", file=sys.stderr, flush=True)
+    leave_word(text, final)
+
+
+def leave_word(text: str, final: bool = False) -> None:
+    """Leave the message where torch's agent, started by the user, looks for it, so that its report shows it last."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": text, "timestamp": str(int(time.time())), "final": final}
+        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}), encoding="utf-8")
