@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
-.PHONY: help train test test-gpu exhaustive check types coverage format golden parity docs clean
+.PHONY: help train test test-gpu exhaustive check types coverage format golden parity clean
 .PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
 
 help:  ## Show the targets.
@@ -59,6 +59,7 @@ golden: $(READY)  ## Rewrite the golden plans in tests/golden on purpose.
 parity: $(READY)  ## Loss and gradients of every topology, ZeRO stage and accumulation against one process.
 	$(RUN) -m tests.parity
 
+.PHONY: docs
 docs: $(READY)  ## Build the documentation into site/, strictly: a warning is an error.
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
