@@ -13,6 +13,7 @@ RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
 .PHONY: help train test test-gpu exhaustive check types coverage format golden parity clean
 .PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
+.PHONY: bench-faults bench-soak
 
 help:  ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,7 +46,7 @@ types: $(READY)  ## Types alone, by mypy, whose settings are in pyproject.toml.
 
 coverage: $(READY)  ## The tests of `test`, and the lines of hsap/ that they run, by file; 90 % at the least.
 	$(BIN)/coverage erase
-	$(RUN) -m coverage run -m pytest -m "not exhaustive" -n 2 --dist loadscope
+	COVERAGE_FILE="$(CURDIR)/.coverage" $(RUN) -m coverage run -m pytest -m "not exhaustive" -n 2 --dist loadscope
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=90
 
@@ -95,6 +96,12 @@ bench-memory: $(READY)  ## Counted allocations beside the memory model's (ARGS="
 
 bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over NCCL, the 135M model's MFU (ARGS="--quick").
 	$(RUN) -m tests.bench.gpu $(ARGS)
+
+bench-faults: $(READY)  ## Faults of every kind at every moment of training: what is said, left and lost (ARGS="--quick").
+	$(RUN) -m tests.bench.faults $(ARGS)
+
+bench-soak: $(READY)  ## Train for long: does anything grow, is it repeatable (ARGS="--minutes 30", "--minutes 120 --out DIR").
+	$(RUN) -m tests.bench.soak $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
 	rm -rf outputs multirun site .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage*

@@ -28,6 +28,7 @@ _HOME_OF = {
     "Timeline": "hsap.sim",
     "PlannedAttention": "hsap.runtime.attention",
     "attention": "hsap.runtime.attention",
+    "check_leak": "hsap.integrations.leak",
 }
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Timeline",
     "Topology",
     "attention",
+    "check_leak",
     "compile",
     "parse",
     "reference",

@@ -145,4 +145,4 @@ def _spelled(value: object) -> str:
 
 
 # The public spelling of `read`, bound here: a value of ir knows no files, nor who reads them.
-Cluster.preset = read
+Cluster.preset = staticmethod(read)

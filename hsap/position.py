@@ -56,13 +56,14 @@ class Phase(IntEnum):
     AGREE = 2
     FORWARD = 3
     BACKWARD = 4
-    UPDATE = 5
-    FIGURES = 6
-    EVALUATE = 7
-    SAVE = 8
-    SAVED = 9
-    END = 10
-    LEFT = 11
+    JUDGE = 5
+    UPDATE = 6
+    FIGURES = 7
+    EVALUATE = 8
+    SAVE = 9
+    SAVED = 10
+    END = 11
+    LEFT = 12
 
 
 class Planning(IntEnum):
@@ -87,7 +88,7 @@ class Wait(IntEnum):
 class Code(NamedTuple):
     """An instruction of a stream. op None: an accumulator is emptied."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # of the instruction; nobody searches the tuple
     op: Op | None
     role: Role
 
@@ -119,7 +120,7 @@ class Position:
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self.words = memoryview(array("q", bytes(NUM_BYTES))) if memory is None else memory.cast("q")
-        self.transport = None
+        self.transport: object = None
 
     def enter(self, direction: int, layer: int, transport: object) -> memoryview:
         """Begin a stream; gives the words, in the first of which the machine writes where it is."""

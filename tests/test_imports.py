@@ -36,10 +36,13 @@ MAY_IMPORT = {
     "tune": {"buffers", "children", "steps", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
-        *("data", "files", "targets", "train"),
+        *("data", "files", "targets", "train", "checks", "doctor"),
     },
     "planning": {"ir", "position", "api", "verify", "data"},
-    "integrations": {"ir", "clusters", "data", "models", "runtime", "planning", "targets"},
+    "integrations": {"ir", "clusters", "data", "models", "runtime", "planning", "targets", "leak"},
+    "leak": {"ir"},
+    "checks": {"ir", "clusters", "data", "leak", "planning", "runtime", "train"},
+    "doctor": {"ir", "keys", "planners", "runtime", "calibrate", "checks", "train"},
     "buffers": {"models"},
     "train": {
         "buffers",
@@ -58,6 +61,7 @@ MAY_IMPORT = {
         "runtime",
         "models",
         "data",
+        "leak",
         "tensorfile",
     },
 }

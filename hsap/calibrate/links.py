@@ -38,7 +38,7 @@ def pairs(num_ranks: int, ranks_per_node: int) -> dict[str, tuple[int, int]]:
 
 def measure_links(rank: int, device: str, turns: int, ranks_per_node: int) -> Network:
     """Measure messages on one rank of several, all ranks together; of `pairs`, on their own ranks."""
-    links = _Links(rank, device)
+    links = Links(rank, device)
     between: dict[str, Link | None] = {INTRA: None, INTER: None}
     for kind, pair in pairs(links.num_ranks, ranks_per_node).items():
         found = _between(links, pair, turns)  # the other ranks wait meanwhile
@@ -59,7 +59,7 @@ def _times(num_bytes: int) -> int:
     return max(3, min(20, (8 << 20) // num_bytes))
 
 
-def _between(links: _Links, pair: tuple[int, int], turns: int) -> Link:
+def _between(links: Links, pair: tuple[int, int], turns: int) -> Link:
     hops: list[tuple[int, float]] = []
     exchanges: list[tuple[int, float]] = []
     for num_bytes in MESSAGES:
@@ -72,7 +72,7 @@ def _between(links: _Links, pair: tuple[int, int], turns: int) -> Link:
     return Link(tuple(hops), tuple(exchanges), launches, links.cores_of_a_message(pair))
 
 
-class _Links:
+class Links:
     """Rounds of messages among all ranks. Ranks that a round doesn't need wait for the others in `dist.barrier`."""
 
     def __init__(self, rank: int, device: str) -> None:
@@ -86,7 +86,8 @@ class _Links:
     def _messages(self, num_bytes: int, peers: list[int]) -> list[tuple[int, torch.Tensor]]:
         return [(peer, torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)) for peer in peers]
 
-    def _go(self, sends: list[Any], receives: list[Any]) -> None:
+    def go(self, sends: list[Any], receives: list[Any]) -> None:
+        """Send and receive (peer, bytes), and wait."""
         # Every round is number 0: two ranks' messages match in order, whatever they have done with others before.
         self.transport.launch(0, sends, receives)
         self.transport.wait(0)
@@ -102,26 +103,27 @@ class _Links:
         for _ in range(times if there else 0):
             start = time.perf_counter()
             for sends, receives in both if self.rank == pair[0] else both[::-1]:
-                self._go(sends, receives)
+                self.go(sends, receives)
             seconds.append((time.perf_counter() - start) / 2)
         dist.barrier()
         return min(seconds)
 
     def exchange(self, pair: tuple[int, int], num_bytes: int, times: int) -> float:
         """Seconds in which two ranks send each other a message."""
-        return self._everyone(num_bytes, times, self._peers(pair))
+        return self.everyone(num_bytes, times, self._peers(pair))
 
     def everybody(self, num_bytes: int, times: int) -> float:
         """Seconds in which each rank sends each other one a message."""
-        return self._everyone(num_bytes, times, [r for r in range(self.num_ranks) if r != self.rank])
+        return self.everyone(num_bytes, times, [r for r in range(self.num_ranks) if r != self.rank])
 
-    def _everyone(self, num_bytes: int, times: int, peers: list[int]) -> float:
+    def everyone(self, num_bytes: int, times: int, peers: list[int]) -> float:
+        """Seconds in which this rank and each of its peers send each other a message; all ranks call it together."""
         out, back = self._messages(num_bytes, peers), self._messages(num_bytes, peers)
         dist.barrier()
         seconds = [np.inf]
         for _ in range(times if peers else 0):
             start = time.perf_counter()
-            self._go(out, back)
+            self.go(out, back)
             seconds.append(time.perf_counter() - start)
         dist.barrier()
         return min(seconds)
@@ -138,7 +140,7 @@ class _Links:
         dist.barrier()
         start = time.perf_counter()
         for _ in range(times if peers else 0):
-            self._go(out, back)
+            self.go(out, back)
         dist.barrier()
         return (time.perf_counter() - start) / times
 
@@ -147,7 +149,7 @@ class _Links:
         there = self._messages(8, self._peers(pair) * count)
         dist.barrier()
         start = time.thread_time()
-        self._go(*((there, []) if self.rank == pair[0] else ([], there)))
+        self.go(*((there, []) if self.rank == pair[0] else ([], there)))
         return time.thread_time() - start
 
     def cores_of_a_message(self, pair: tuple[int, int]) -> float:

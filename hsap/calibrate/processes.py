@@ -66,12 +66,12 @@ class Launched:
         return cls(rank, num_ranks, place.local_rank, per_node) if num_ranks > 1 else None
 
     @contextmanager
-    def joined(self, backend: str) -> Iterator[None]:
+    def joined(self, backend: str, timeout_s: float = 1800.0) -> Iterator[None]:
         """Be one of the ranks: the process group that the launcher's variables describe."""
         torch.set_num_threads(1)
         if backend == "nccl":
             torch.cuda.set_device(self.local_rank)
-        dist.init_process_group(backend, timeout=timedelta(seconds=1800))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         try:
             yield
         finally:

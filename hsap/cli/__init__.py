@@ -13,11 +13,26 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hsap.cli import bench, data, estimate, export, plan, planners, prepare, replay, simulate, tune, verify, view
+from hsap.cli import (
+    bench,
+    check,
+    data,
+    doctor,
+    estimate,
+    export,
+    plan,
+    planners,
+    prepare,
+    replay,
+    simulate,
+    tune,
+    verify,
+    view,
+)
 from hsap.cli.exit import BAD_INPUT, INTERRUPTED, NOT_OK
 from hsap.ir.check import one_line, printable
 
-COMMANDS = (plan, verify, simulate, view, tune, estimate, planners, bench, prepare, data, export, replay)
+COMMANDS = (plan, verify, simulate, view, tune, estimate, planners, bench, doctor, check, replay, prepare, data, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,14 +7,19 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hsap.cli.exit import NOT_OK, OK
 from hsap.ir.check import printable, shown, whole
 
+if TYPE_CHECKING:
+    from hsap.train.guard.dump import Dump
+    from hsap.train.guard.replay import Replay
+
 _WIDTH = 28
 
 
-def add_to(commands) -> None:
+def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
     command = commands.add_parser("replay", help="run a step that training has dumped once more, on one process")
     command.add_argument("dump", metavar="OUT/dumps/stepN", help="the folder that guard.non_finite=dump wrote")
@@ -45,7 +50,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     return OK if same else NOT_OK
 
 
-def _figures(dump, replay, same: bool) -> dict:
+def _figures(dump: Dump, replay: Replay, same: bool) -> dict[str, Any]:
     seen = [loss for one in dump.micros for loss in one.losses]
     return {
         "step": dump.step,
@@ -68,7 +73,7 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _table(dump, replay, dtype: str, same: bool) -> str:
+def _table(dump: Dump, replay: Replay, dtype: str, same: bool) -> str:
     seen = [loss for one in dump.micros for loss in one.losses]
     lines = [
         f"step {dump.step}: {printable(dump.seen.get('told', ''))}",
@@ -97,7 +102,7 @@ def _table(dump, replay, dtype: str, same: bool) -> str:
     return "\n".join([*lines, "", *_verdict(replay, dtype, same)])
 
 
-def _verdict(replay, dtype: str, same: bool) -> list[str]:
+def _verdict(replay: Replay, dtype: str, same: bool) -> list[str]:
     lines = []
     if (first := replay.first) is not None:
         layer = "" if first["layer"] is None else f" (layer {first['layer']})"

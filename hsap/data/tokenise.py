@@ -55,8 +55,9 @@ def tokenise(document: Document, tokenizer: Tokenizer, template: Template | None
             )
         return template.sample(document.id, document.chat, document.where)
     if document.tokens is None:
+        assert document.text is not None, "a document has text, tokens or a chat"
         try:
-            return Sample(document.id, tokenizer.encode_document(document.text or ""))
+            return Sample(document.id, tokenizer.encode_document(document.text))
         except ValueError as error:
             raise ValueError(f"{document.where}: {error}") from error
     check_token_ids(document.tokens, tokenizer.vocab_size, document.where)

@@ -200,7 +200,8 @@ class _HuggingFace:
         return self._encoded(self._tokenizer if prefixed else self._bare, text)
 
     def piece(self, token: int) -> str:
-        return str(self._tokenizer.id_to_token(token))
+        text: Any = self._tokenizer.id_to_token(token)
+        return text
 
     def control_tokens(self) -> dict[str, ControlToken]:
         added = self._tokenizer.get_added_tokens_decoder().items()

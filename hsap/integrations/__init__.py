@@ -5,4 +5,5 @@ own_loop      `hsap.SequenceParallel`: groups and plans for any loop in PyTorch
 transformers  any causal language model of Hugging Face's (model_config: what its configuration asks for)
   adapter     its forward, from arguments to loss (attend: what its layers call; collator: documents as arguments)
 trainer       their Trainer
+leak          `hsap.check_leak`: does anything of one document reach another?
 """

@@ -78,10 +78,11 @@ class Sameness:
 
     def settle(self) -> None:
         """See what came of the last comparison; ValueError, on every rank of the group, where batches differed."""
-        if self._there is None:
+        if self._there is None or self._gathered is None:
             return
         self._there.synchronize() if isinstance(self._there, torch.cuda.Event) else self._there.wait()
         self._there = None
+        assert self._gathered is not None, "it came with what was waited for"
         differing = [rank for rank, other in enumerate(self._gathered.tolist()) if other != self._mine]
         if differing:
             raise ValueError(

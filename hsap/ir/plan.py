@@ -50,6 +50,7 @@ class Plan:
     own_topology: Topology | None = None
     choice: dict[str, float | str] | None = None
     _hash: list[Any] = field(default_factory=list, init=False, repr=False)
+    _read: list[bool] = field(default_factory=list, init=False, repr=False)
 
     @property
     def precision(self) -> Precision:
@@ -113,9 +114,26 @@ class Plan:
         """Write the stored form to a file."""
         Path(path).write_bytes(self.to_bytes())
 
+    @property
+    def unproven(self) -> bool:
+        """Whether the plan was read, from a file or a text, and neither verified nor vouched for since."""
+        return bool(self._read)
+
+    def as_read(self) -> Plan:
+        """Give the plan, marked as one that somebody else may have made: it won't be run before it is verified."""
+        self._read[:] = [True]
+        return self
+
+    def vouched(self) -> Plan:
+        """Give the plan, to be run as it is: `verify` has judged it, or who calls answers for it."""
+        self._read.clear()
+        return self
+
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a stored plan; ValueError where the file is not one. Loading proves nothing: `verify` does."""
+        """Read a stored plan; ValueError where the file is not one. Loading proves nothing: `verify` does, and until it
+        has, nothing runs the plan.
+        """
         try:
             return cls.from_bytes(Path(path).read_bytes())
         except (ValueError, OSError) as error:
@@ -132,7 +150,7 @@ class Plan:
             raise ValueError(f"not a stored plan: its header lacks or mistypes {one_line(error)}") from None
         if not same:
             raise ValueError("the content hash doesn't match; the file is damaged or was edited")
-        return plan
+        return plan.as_read()
 
     def text(self) -> str:
         """Give the readable form (`hsap.ir.text`), which `hsap.parse` reads back."""

@@ -92,7 +92,7 @@ def read_plan(text: str) -> Plan:
         tuple(charts),
         own,
         choice,
-    )
+    ).as_read()
 
 
 def _choice(lines: _Lines) -> dict[str, Any] | None:

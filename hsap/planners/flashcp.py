@@ -52,12 +52,14 @@ def best_filling(lengths: np.ndarray, rings: np.ndarray, num_ranks: int, slack: 
     """Search the settings of `fill`: (document, rank, first, stop) of each share, as `fill` gives them."""
     area = rings.sum(axis=1)
     order = np.argsort(-(area / lengths), kind="stable")
-    best, best_key = np.zeros((0, 4), np.int64), (np.inf, np.inf)
+    best: np.ndarray | None = None
+    best_key = (np.inf, np.inf)
     for used, gap, fit in itertools.product(USED_SLACK, GAPS, (True, False)):
         shares, cost, excess = fill(lengths, rings, order, num_ranks, used * slack, gap * slack, fit)
         key = (max(excess - slack, 0.0), cost)
         if key < best_key:
             best, best_key = shares, key
+    assert best is not None, "some setting has a cost"
     return tuple(best.T)
 
 

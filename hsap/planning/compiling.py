@@ -152,4 +152,5 @@ def opened(outcome: bytes, rank: int) -> tuple[Plan, PlanFigures]:
         raise ValueError(rest.decode())
     if kind == _FAILED:
         raise RuntimeError(f"planning failed on rank {rank}:\n{rest.decode()}")
-    return Plan.from_bytes(rest[_FIGURES.size :]), PlanFigures(*_FIGURES.unpack_from(rest))
+    # The rank that made it has verified it, unless its user said verify=false.
+    return Plan.from_bytes(rest[_FIGURES.size :]).vouched(), PlanFigures(*_FIGURES.unpack_from(rest))

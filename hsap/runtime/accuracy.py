@@ -35,7 +35,7 @@ def exact_attention(
     return tuple(torch.cat(part, dim=-1 if i == 1 else 0) for i, part in enumerate(zip(*parts)))
 
 
-def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple:
+def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> tuple[Tensor, ...]:
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     group = problem.heads.group
     scores = torch.einsum("thd,shd->hts", q, k.repeat_interleave(group, 1)) * problem.heads.head_dim**-0.5
@@ -43,8 +43,7 @@ def _document(problem: Problem, visible: Tensor, q: Tensor, k: Tensor, v: Tensor
     lse = torch.logsumexp(scores, -1)
     weights = torch.where(visible, torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0)[..., None]), 0.0)
     o = torch.einsum("hts,shd->thd", weights, v.repeat_interleave(group, 1))
-    o.backward(grad_o)
-    return o.detach(), lse.detach(), q.grad, k.grad, v.grad
+    return o.detach(), lse.detach(), *torch.autograd.grad(o, (q, k, v), grad_o)
 
 
 def random_inputs(problem: Problem, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

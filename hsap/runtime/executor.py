@@ -12,7 +12,7 @@ from torch import Tensor
 from hsap.ir.plan import Plan
 from hsap.position import Position
 from hsap.runtime.kernels import Kernel, select_kernel
-from hsap.runtime.machine import Kept, Machine, finish
+from hsap.runtime.machine import Kept, Machine, check_proven, finish
 from hsap.runtime.memory import TORCH_DTYPES, Arena
 from hsap.runtime.ranges import Ranges
 from hsap.runtime.record import Recorder
@@ -55,7 +55,7 @@ class Session:
         return self._kernels[head_dim]
 
     def load(self, plan: Plan) -> Executor:
-        """Make a verified plan ready to run; ValueError if it is for other ranks or another dtype."""
+        """Make a plan ready to run; ValueError: read and not verified, or for other ranks or another dtype."""
         return Executor(self, plan)
 
 
@@ -63,6 +63,7 @@ class Executor:
     """One rank's part of a plan. All ranks of the group call the same methods in the same order."""
 
     def __init__(self, session: Session, plan: Plan) -> None:
+        check_proven("executor", plan)
         if plan.num_ranks != session.num_ranks:
             raise ValueError(
                 f"executor: the plan is for topology {plan.problem.topology} ({plan.num_ranks} ranks), the process "

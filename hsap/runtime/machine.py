@@ -193,6 +193,15 @@ def _nothing() -> None:
     pass
 
 
+def check_proven(who: str, plan: Plan) -> None:
+    """Refuse a plan that was read from a file or a text and not verified since: it may hang, or reach too far."""
+    if plan.unproven:
+        raise ValueError(
+            f"{who}: the plan was read from a file or a text, and nothing has verified it; call hsap.verify(plan), "
+            "which lets a sound one run, or compile the batch again"
+        )
+
+
 def finish(run: Iterator[Result | None]) -> Result:
     """Drive a run whose transport blocks to its result."""
     for value in run:

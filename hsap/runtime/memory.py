@@ -6,6 +6,7 @@ Rows lead, so that a range of rows is contiguous and travels without a copy: q, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -55,10 +56,26 @@ class Arena:
         self.bytes = torch.empty(0, dtype=torch.uint8, device=device)
 
     def reserve(self, num_bytes: int) -> Tensor:
-        """Give a buffer of at least that many bytes. Views of an earlier, smaller one must be made anew."""
+        """Give a buffer of at least that many bytes. Views of an earlier, smaller one must be made anew.
+
+        ValueError: more than the device has. A sound plan of a few bytes may name any number of tokens and copies.
+        """
         if num_bytes > self.bytes.numel():
+            most = device_bytes(self.bytes.device)
+            if num_bytes > most:
+                raise ValueError(
+                    f"the plan needs a communication buffer of {num_bytes} bytes on this rank, and {self.bytes.device} "
+                    f"has {most} in all; compile it with a smaller arena_multiple, or for more ranks"
+                )
             self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=self.bytes.device)
         return self.bytes
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device, or of this machine where tensors live on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def row_shapes(

@@ -16,7 +16,7 @@ from hsap.ir.check import instance, whole
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
 from hsap.runtime.kernels import Kernel, select_kernel
-from hsap.runtime.machine import Kept, Machine
+from hsap.runtime.machine import Kept, Machine, check_proven
 from hsap.runtime.memory import DTYPE_NAMES, Arena
 from hsap.runtime.transport import Mailbox
 from hsap.runtime.upload import Upload
@@ -37,8 +37,9 @@ def reference(
     q: [tokens, heads, dim]; k, v: [tokens, KV heads, dim]; grad_o as q. One dtype (float64, float32, bfloat16 or
     float16) and one device for all. mask: index into the problem's masks. Returns (o [tokens, heads, dim], lse [heads,
     tokens] natural log), and (dq, dk, dv) behind them if grad_o is given. Nothing is recorded for autograd: inputs that
-    require gradients count as detached, and no result requires any. ValueError: no plan, no tensors, shapes that don't
-    fit the plan, dtypes or devices that differ or that no kernel can do, a mask that the plan doesn't have.
+    require gradients count as detached, and no result requires any. ValueError: no plan, or one read and not verified,
+    no tensors, shapes that don't fit the plan, dtypes or devices that differ or that no kernel can do, a mask that the
+    plan doesn't have.
     """
     _check(plan, q, k, v, grad_o)
     mask = whole("reference: mask, an index into the problem's masks,", mask, 0, len(plan.problem.masks) - 1)
@@ -86,6 +87,7 @@ def _gather(parts: list[Tensor], rows: list[Tensor], like: Tensor) -> Tensor:
 def _check(plan: Plan, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor | None) -> None:
     given: tuple[Any, ...] = (q, k, v, grad_o)
     instance("reference: plan", plan, Plan, "an hsap.Plan, as hsap.compile makes it")
+    check_proven("reference", plan)
     heads, tokens = plan.problem.heads, plan.problem.layout.num_tokens
     wanted = {"q": heads.num_q_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads, "grad_o": heads.num_q_heads}
     for (name, count), tensor in zip(wanted.items(), given):

@@ -116,6 +116,7 @@ def weigh(config: TrainConfig, inputs: Inputs, device: torch.device) -> list[Mea
     run should take."""
     micro = first_micro_batch(config, inputs)
     found = [measure(config, inputs, micro, config.wire_dtype, device)]
+    assert config.check.error_budget is not None
     if found[0].worst[0] > config.check.error_budget and config.wire_dtype != "fp32":
         found.append(measure(config, inputs, micro, "fp32", device))
     return found
@@ -128,6 +129,7 @@ def judge(config: TrainConfig, worst: Sequence[tuple[str, float, str, str]]) -> 
     where none keeps to it.
     """
     budget = config.check.error_budget
+    assert budget is not None
     told = [f"{tensor} under {mask} has {ratio:.2f} times one device's error with {wire} on the wire"
             for wire, ratio, tensor, mask in worst]  # fmt: skip
     wire, ratio, _, _ = worst[-1]

@@ -98,9 +98,11 @@ class ProfileConfig:
 class CheckConfig:
     """What is checked of a run before its first step.
 
-    error_budget: how many times one device's error attention may have, split over the ranks; None: isn't measured.
+    leak: whether any document reaches another in the first batch. error_budget: how many times one device's error
+    attention may have, split over the ranks; None: isn't measured.
     """
 
+    leak: bool = flag(default=False)
     error_budget: float | None = number(
         "a number of at least 1, like 1.1", lambda v: v >= 1, optional=True, default=None
     )
@@ -172,7 +174,7 @@ class _PlainKeys:
     deterministic_backward: bool = flag(default=False)
 
 
-_GROUPS = {
+GROUPS = {
     "data": DataConfig,
     "engine": EngineConfig,
     "optim": OptimConfig,
@@ -181,10 +183,11 @@ _GROUPS = {
     "check": CheckConfig,
     "guard": GuardConfig,
 }
+"""Groups of keys that are read by themselves; what needs more than a group to be judged is judged by `train_config`."""
 _NEWER = ("check", "guard")
 """Groups that a configuration kept by an earlier version doesn't have."""
 _OTHER_GROUPS = ("model", "planner", "cluster")
-KEYS = {*_GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
+KEYS = {*GROUPS, *_OTHER_GROUPS} | {f.name for f in fields(_PlainKeys)}
 """What a configuration has at its top."""
 
 # On CPUs ranks compute on the very cores that workers would plan on.
@@ -196,10 +199,10 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
 
     values: nested plain mappings. device: "cpu" or "cuda". ValueError names the key, its value and what is allowed.
     """
-    plain_values = {key: value for key, value in values.items() if key not in (*_GROUPS, *_OTHER_GROUPS)}
+    plain_values = {key: value for key, value in values.items() if key not in (*GROUPS, *_OTHER_GROUPS)}
     plain = read(_PlainKeys, "", plain_values, KEYS)
     values = {**{name: {} for name in _NEWER}, **values}
-    groups: dict[str, Any] = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in _GROUPS.items()}
+    groups: dict[str, Any] = {name: read(kind, f"{name}.", _section(values, name)) for name, kind in GROUPS.items()}
     topology = plain.topology or f"{world_size}x1"
     dp, rest = divmod(world_size, Topology.parse(topology).num_ranks)
     assert dp >= 1 and rest == 0, "the launcher checks the world size first"

@@ -111,11 +111,12 @@ def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
         # Its shared-memory communicator is compiled at first use (most of a minute) and gloo does without it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Behind the watch, which tells more (hsap.train.hang): this limit is for what it doesn't see.
-    limits = (config.guard.timeout_s, config.guard.start_timeout_s)
-    timeout = timedelta(days=30) if None in limits else max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits)))
+    limits = [limit for limit in (config.guard.timeout_s, config.guard.start_timeout_s) if limit is not None]
+    longest = max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits, default=0)))
+    timeout = longest if len(limits) == 2 else timedelta(days=30)
     if store is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # In the agent's store torch would find the addresses of the ranks before these.
-        known = (
+        known: dict[str, Any] = (
             {"device_id": torch.device("cuda", torch.cuda.current_device())} if config.engine.backend == "nccl" else {}
         )
         rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
@@ -163,11 +164,17 @@ def _model(
             initialise(model, config.train.seed, gathered)
         else:
             fill(model, Weights(folder), gathered)
-    elif folder is None:
-        model = build_model(model_config, config.train.seed, dtype, device)
     else:
-        model = load(folder, dtype, device, model_config)
+        model = whole_model(config, model_config, device)
     return model, sharding
+
+
+def whole_model(config: TrainConfig, model_config: ModelConfig, device: torch.device) -> nn.Module:
+    """Make the model whole in this process, from the seed or from the folder of `model.from`."""
+    dtype, folder = TORCH_DTYPES[config.engine.dtype], None if config.resume else config.model.get("from")
+    if folder is None:
+        return build_model(model_config, config.train.seed, dtype, device)
+    return load(folder, dtype, device, model_config)
 
 
 def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:

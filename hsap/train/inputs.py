@@ -128,10 +128,7 @@ def prepare_data(config: TrainConfig) -> None:
 def read_inputs(config: TrainConfig) -> Inputs:
     """Check everything and read the data; every rank for itself. ValueError for what the user can mend."""
     tokenizer, model = check(config)
-    dtype = TORCH_DTYPES[config.engine.dtype]
-    select_kernel(
-        config.kernel, config.engine.device or "cpu", dtype, head_dim=model.head_dim, **kernel_options(config)
-    )
+    check_kernel(config, model)
     read = {setting: _documents(config, setting, model) for setting in _data_sets(config)}
     train_data, index = read["data.path"]
     eval_data, _ = read.get("data.eval_path", (None, None))
@@ -151,6 +148,14 @@ def read_inputs(config: TrainConfig) -> Inputs:
         check_identity(state, identity)
     notices = (*model_shape(config, tokenizer)[1], *notices)
     return Inputs(model, train_data, eval_data, identity, state, left_out, notices, index.chats)
+
+
+def check_kernel(config: TrainConfig, model: ModelConfig) -> None:
+    """Refuse an attention kernel that can't do what is asked on the device of this process."""
+    dtype = TORCH_DTYPES[config.engine.dtype]
+    select_kernel(
+        config.kernel, config.engine.device or "cpu", dtype, head_dim=model.head_dim, **kernel_options(config)
+    )
 
 
 def model_shape(config: TrainConfig, tokenizer: Tokenizer) -> tuple[ModelConfig, tuple[str, ...]]:

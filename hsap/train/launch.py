@@ -20,6 +20,7 @@ from hsap.keys import unknown
 from hsap.launched import Place
 from hsap.train import flags, restarts
 from hsap.train.config import KEYS, TrainConfig, train_config
+from hsap.train.loopback import keep_here
 from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.settings import write_down
@@ -29,8 +30,8 @@ from hsap.train.told import is_echo, tell
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
 # training it isn't.
-_PATIENCE_BEFORE_S = 60.0
-_PATIENCE_DURING_S = 10.0
+PATIENCE_BEFORE_S = 60.0
+PATIENCE_DURING_S = 10.0
 _PRECEDENCE_S = 0.5
 _NO_NAME = re.compile(rf"({'|'.join(GROUPS)})=(null|true|false|-?\d[\d.]*)", re.IGNORECASE)
 
@@ -87,7 +88,7 @@ def main(config_dir: Path) -> None:
             check(config)
             prepare_data(config)
     except Exception as error:
-        fail(error, rank, _PATIENCE_BEFORE_S)
+        fail(error, rank, PATIENCE_BEFORE_S)
     match choice:
         case Leave():
             return
@@ -107,6 +108,7 @@ def _train(
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())
+        keep_here()
     patience_s = config.guard.start_timeout_s
     try:
         with _agreed(config.out, rank, config.world_size, patience_s) as (out, goes_on):
@@ -118,7 +120,15 @@ def _train(
             config = train_config(values, config.world_size, config.engine.device, out)
             run(config, lambda changed: settings({**found, **changed}))
     except Exception as error:
-        fail(error, rank, _PATIENCE_DURING_S)
+        fail(error, rank, PATIENCE_DURING_S)
+
+
+def compose(config_dir: Path, arguments: list[str]) -> Mapping[str, Any] | None:
+    """Compose a configuration as train.py does: its values, None where the arguments have Hydra do something else.
+
+    config_dir: absolute. arguments: rewritten overrides. ValueError, or an error of Hydra's, for those that don't fit.
+    """
+    return _compose(config_dir, arguments).values
 
 
 def _compose(config_dir: Path, arguments: list[str]) -> Task:
@@ -216,7 +226,7 @@ def _agreed(out: str, rank: int, world_size: int, patience_s: float | None) -> I
     yield out, goes_on
 
 
-def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
+def fail(error: Exception, rank: int, patience_s: float, program: str = "train.py") -> NoReturn:
     """Say what went wrong, once for all ranks, and end this process with exit code 1.
 
     Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1,
@@ -231,7 +241,7 @@ def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
         time.sleep(patience_s)
     elif watch is not None and echo:
         watch.explain(patience_s)
-    message = _is_message(error)
+    message = is_message(error)
     if message and os.environ.get(flags.TRACEBACK) != "1":
         text = f"{_paragraph(error)} ({flags.TRACEBACK}=1 shows the traceback.)"
     else:
@@ -241,11 +251,12 @@ def fail(error: Exception, rank: int, patience_s: float) -> NoReturn:
         time.sleep(_PRECEDENCE_S if rank else 0)
         if not watch.claim(text):
             os._exit(1)
-    tell(text, rank, final=message, amid=watch is not None)
+    tell(text, rank, final=message, amid=watch is not None, program=program)
     os._exit(1)
 
 
-def _is_message(error: Exception) -> bool:
+def is_message(error: Exception) -> bool:
+    """Tell whether an error is a paragraph for the user, one that HSAP or Hydra raised on purpose."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

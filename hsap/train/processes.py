@@ -182,6 +182,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, rest
     be left out.
     """
     from hsap.train.hang.shared import make
+    from hsap.train.loopback import keep_here
     from hsap.train.restarts import go_on
 
     positions = make(choice.world_size)
@@ -190,6 +191,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, rest
     os.environ.update(environment)
     if os.environ.get(flags.TRACEBACK) != "1":
         logging.disable(logging.ERROR)
+    keep_here()
     # The loopback address, because a machine's own name may not resolve where there is no network.
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
     # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.

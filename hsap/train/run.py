@@ -20,6 +20,7 @@ from torch import Tensor
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader
 from hsap.ir.span import positions
+from hsap.leak.report import LeakReport
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.position import Phase, Position
@@ -37,6 +38,7 @@ from hsap.train.figures import Spent, StepFigures
 from hsap.train.guard.guard import Guard
 from hsap.train.hang import Watch
 from hsap.train.inputs import Inputs, read_inputs
+from hsap.train.leak import check_leak
 from hsap.train.metrics import MetricsLog
 from hsap.train.opening import opening
 from hsap.train.profile import Profile
@@ -97,9 +99,7 @@ class Trainer:
             state = self.inputs.checkpoint
             load(self.engine, config, state)
         self._check_alike()
-        self.guard = Guard(
-            config, self.inputs.model, self.engine, self.attention.module, self._looked_at, state["step"]
-        )
+        self.guard = self._guard(state["step"])
         saver = Saver(config, self.inputs.identity, self.position)
         log, out = None, Path(config.out)
         profile = Profile(config.profile, out, self.session, dist.get_rank(), self.mesh.dp_rank, state["step"])
@@ -107,22 +107,11 @@ class Trainer:
             told = opening(config, self.inputs, state["step"], self._saves_at_end)
             print(*told, sep="\n", file=sys.stderr, flush=True)
             log = MetricsLog(out, config.train.steps, state["step"], config.train.tensorboard, config.train.log_every)
-        loader = StepLoader(
-            self.inputs.train_data,
-            config.packing,
-            packs_per_step=config.train.packs_per_step,
-            micro_packs=config.train.micro_packs,
-            dp_rank=self.mesh.dp_rank,
-            dp_size=self.mesh.dp_size,
-            seed=config.train.seed,
-            lookahead=config.data.lookahead,
-            cursor=state["cursor"],
-        )
-        # Exactly the steps to come: beyond the last one, a rank might wait for a plan that nobody makes any more.
-        coming = islice(loader, max(config.train.steps - state["step"], 0))
-        steps = PlannedSteps(coming, self._exchange("train"), config.data.lookahead, self.position)
+        loader, steps = self.steps(max(config.train.steps - state["step"], 0), state["cursor"])
         try:
             for step in steps:
+                if config.check.leak and step.batch.step == state["step"] + 1:
+                    self._check_leak(step)
                 figures = self._step(step, (steps.data_wait_s, steps.plan_wait_s), profile)
                 # Before the checkpoint: what a crash leaves beyond the newest one is cut off, a gap would stay.
                 if log is not None:
@@ -144,6 +133,55 @@ class Trainer:
         if self.figures.stopped_by is not None and dist.get_rank() == 0:
             told = f"stopped after step {step.batch.step}, which is saved; resume=true out={config.out} goes on"
             print(f"hsap: {self.figures.stopped_by.name}: {told}", file=sys.stderr, flush=True)
+
+    def steps(self, count: int, cursor: dict | None = None) -> tuple[StepLoader, PlannedSteps]:
+        """So many steps, planned ahead, those behind the cursor or the first ones; both are to be closed, these first.
+
+        Exactly as many: beyond the last one, a rank might wait for a plan that nobody makes any more.
+        """
+        config = self.config
+        loader = StepLoader(
+            self.inputs.train_data,
+            config.packing,
+            packs_per_step=config.train.packs_per_step,
+            micro_packs=config.train.micro_packs,
+            dp_rank=self.mesh.dp_rank,
+            dp_size=self.mesh.dp_size,
+            seed=config.train.seed,
+            lookahead=config.data.lookahead,
+            cursor=cursor,
+        )
+        steps = PlannedSteps(islice(loader, count), self._exchange("train"), config.data.lookahead, self.position)
+        return loader, steps
+
+    def first_step(self) -> PlannedStep:
+        """The first step alone, for who doesn't train."""
+        loader, steps = self.steps(1)
+        try:
+            return next(steps)
+        finally:
+            steps.close()
+            loader.close()
+
+    def update(self, step: PlannedStep) -> dict:
+        """One optimizer update outside of `train`; returns the step's figures. Collective over the job."""
+        self.guard = self._guard(step.batch.step - 1)
+        return self._update(step, (0.0, 0.0))
+
+    def leaks(self, step: PlannedStep) -> list[LeakReport]:
+        """Look for leaks in a step's batch: a report of every SP group, on all ranks. Collective, and at most once."""
+        module = self.engine.deepspeed.module
+        return check_leak(step, self.inputs.model, self.mesh, self._exchange("leak"), module, self._looked_at)
+
+    def _check_leak(self, step: PlannedStep) -> None:
+        reports = self.leaks(step)
+        for report in reports:
+            report.check()
+        if dist.get_rank() == 0:
+            print(f"hsap: {reports[0]}", file=sys.stderr, flush=True)
+
+    def _guard(self, step: int) -> Guard:
+        return Guard(self.config, self.inputs.model, self.engine, self.attention.module, self._looked_at, step)
 
     def _saves(self, step: int) -> bool:
         """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops.
@@ -195,7 +233,7 @@ class Trainer:
             loss_sum += loss.detach()
             self.engine.backward(loss * scale)
         # From here on all ranks know the same, so that they all make the update, or none does.
-        self.position.phase(Phase.FIGURES)
+        self.position.phase(Phase.JUDGE)
         sums = self.figures.add_up(step, loss_sum, self.engine.square(), self.engine.weight_bytes - sent)
         trouble = self.guard.check(step, sums.loss, sums.grad_norm, scale)
         if trouble is not None and trouble.action == "skip":

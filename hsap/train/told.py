@@ -17,12 +17,12 @@ def is_echo(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and re.search(_CLOSED, str(error)) is not None
 
 
-def tell(text: str, rank: int, final: bool = False, amid: bool = False) -> None:
-    """Say a message of train.py's and leave it for the launcher.
+def tell(text: str, rank: int, final: bool = False, amid: bool = False, program: str = "train.py") -> None:
+    """Say a message of a program's and leave it for the launcher.
 
     final: trying again would end the same way. amid: training has begun, and its progress bar may stand in the line.
     """
-    prefix = ("\n" if amid else "") + ("train.py: " if rank == 0 else f"train.py: rank {rank}: ")
+    prefix = ("\n" if amid else "") + (f"{program}: " if rank == 0 else f"{program}: rank {rank}: ")
     sys.stdout.flush()
     print(f"{prefix}{text}", file=sys.stderr, flush=True)
     leave_word(text, final)

@@ -1,7 +1,7 @@
 """Verifier: is a plan right? Judged on the instruction columns alone, before anything runs.
 
 Four families of rules: structure (with placement), dataflow, progress, memory. The planner's chart and the stage column
-are for people and are not read.
+are for people: they need only be possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def verify(plan: Plan | Listing) -> Report:
 
     A sound plan computes every visible pair once per query head in both directions, finishes under rendezvous, and
     stays within its buffers and the arena. Rules run in order; streams with unsound structure are not looked at
-    further. The rules are ours.
+    further. A plan that was read may be run once it has passed. The rules are ours.
     """
     if isinstance(plan, Listing):
         return Report(plan, tuple(check_listing(plan)))
@@ -33,4 +33,6 @@ def verify(plan: Plan | Listing) -> Report:
         from hsap.verify.rules import check_programs
 
         faults = check_programs(plan)
+    if not faults:
+        plan.vouched()
     return Report(plan, tuple(faults))

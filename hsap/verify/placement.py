@@ -19,10 +19,13 @@ from hsap.ir.program import COLUMN_DTYPES, COLUMN_WIDTHS, Buffers, Programs
 from hsap.ir.schedule import DIRECTIONS
 from hsap.verify.report import Fault
 
+MAX_STAGES = 1 << 16
+"""What draws a plan may count its stages."""
+
 
 def check_plan(plan: Plan) -> list[Fault]:
     """Check problem, columns and placement; each kind only where the kinds before are sound."""
-    for check in (problem, columns, streams, placement, capacity):
+    for check in (problem, columns, streams, placement, capacity, charts):
         faults = [Fault(f"structure.{check.__name__}", None, None, None, None, text) for text in check(plan)]
         if faults:
             return faults
@@ -45,8 +48,9 @@ def columns(plan: Plan) -> Iterator[str]:
     """Every column has its dtype and shape; columns of one table are equally long."""
     p = plan.problem
     num_masks = len(p.masks)
-    if not len(plan.slices) == len(plan.programs) == num_masks or any(len(pair) != 2 for pair in plan.programs):
-        yield f"the problem has {num_masks} masks; the plan must have a slice table and two programs for each"
+    pairs = (*plan.programs, *plan.chart)
+    if not len(plan.slices) == len(plan.programs) == len(plan.chart) == num_masks or any(len(p) != 2 for p in pairs):
+        yield f"the problem has {num_masks} masks; the plan must have slices, two programs, two charts for each"
         return
     expected = [
         ("spans", plan.spans, np.int64, (None, 2)),
@@ -57,6 +61,7 @@ def columns(plan: Plan) -> Iterator[str]:
         ("shards.offsets", plan.shards.offsets, np.int64, (_length(plan.shards.home) + 1,)),
     ]
     expected += [(f"slices[{m}]", table, np.int64, (None, 6)) for m, table in enumerate(plan.slices)]
+    expected += [(f"chart[{m}]", table, np.int64, (None, 6)) for m, pair in enumerate(plan.chart) for table in pair]
     for m, pair in enumerate(plan.programs):
         for direction, programs in zip(DIRECTIONS, pair):
             for table in (programs, programs.buffers):
@@ -161,6 +166,18 @@ def capacity(plan: Plan) -> Iterator[str]:
     limit, tokens = plan.problem.max_tokens_per_rank, plan.tokens_per_rank
     if limit is not None and tokens.max(initial=0) > limit:
         yield f"rank {int(tokens.argmax())} holds {int(tokens.max())} tokens, max_tokens_per_rank={limit}"
+
+
+def charts(plan: Plan) -> Iterator[str]:
+    """What people are shown of a plan are shards, ranks and stages that there can be; machines read none of it."""
+    heads, tokens, num_shards = plan.problem.heads.num_q_heads, plan.problem.layout.num_tokens, len(plan.shards)
+    stop = np.array([num_shards, num_shards, heads, plan.topology.inter_sp, MAX_STAGES, tokens**2 + 1])
+    for m, (pair, tables) in enumerate(zip(plan.programs, plan.chart)):
+        for direction, programs, table in zip(DIRECTIONS, pair, tables):
+            if (table < 0).any() or (table >= stop).any():
+                yield f"mask {m} {direction}: the chart has a shard, group, rank, stage or area that can't be"
+            if ((programs.stage <= -MAX_STAGES) | (programs.stage >= MAX_STAGES)).any():
+                yield f"mask {m} {direction}: stages of instructions must be within {MAX_STAGES} of 0"
 
 
 def offsets_sound(offsets: np.ndarray, total: int) -> bool:

@@ -54,11 +54,11 @@ class MarkedTrainer(Trainer):
         # Runs of one world share its store.
         return super()._exchange(f"{self.config.out}/{use}")
 
-    def _loss(self, micro, plan):
+    def _loss(self, micro, plan, *more):
         tokens = int((plan.rank_spans(self.mesh.sp_rank)[:, 1] - plan.rank_spans(self.mesh.sp_rank)[:, 0]).sum())
         self.tokens = max(self.tokens, tokens)
         with record_function("hsap forward"):
-            return super()._loss(micro, plan)
+            return super()._loss(micro, plan, *more)
 
 
 def named_storages(trainer: Trainer) -> dict[int, str]:

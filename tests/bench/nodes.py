@@ -180,7 +180,7 @@ def _rank(rank: int, setting: Setting, folder: str) -> list[dict[str, list[tuple
     session, out = Session(dtype=torch.float32), []
     for index in range(len(setting.packs)):
         paths = {name: _path(folder, index, name) for name in setting.planners}
-        plans = {name: Plan.load(path) for name, path in paths.items() if path.exists()}
+        plans = {name: Plan.load(path).vouched() for name, path in paths.items() if path.exists()}
         session.arena.reserve(max(int(plan.arena_bytes()[rank]) for plan in plans.values()))
         out.append(_timed(session, plans, setting.rounds))
     return out

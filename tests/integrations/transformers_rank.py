@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+import hsap
+from hsap.checks.gradients import full_grad
 from hsap.integrations.transformers import Collator, sequence_parallel
 from tests.integrations import stock
-from tests.parity.rank import full_grad
 
 LEARNING_RATE = 0.05
 FAMILIES = {
@@ -102,6 +103,7 @@ def train_by_fsdp(family: str, topology: str) -> None:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    hsap.check_leak(model, stock.documents([31, 40, 17]), sp=sp).check()
     for step, micro_steps in enumerate(STEPS):
         batch = Collator(sp)([one for i, micro in enumerate(micro_steps) for one in documents(step, i, micro)])
         loss = model(**batch, loss_scale=sp.loss_scale(batch["hsap"].num_targets)).loss
@@ -149,6 +151,18 @@ def check_leaks(family: str, topology: str) -> None:
         if row in (0, 30, 31, 70, 71, 87):
             alone = build(family)(input_ids=features[document]["input_ids"][None]).logits[0]
             torch.testing.assert_close(logits, alone[row - [0, 31, 71][document]], rtol=1e-4, atol=1e-5)
+    hsap.check_leak(model, features, sp=sp).check()
+    collate = Collator(sp)
+
+    def as_one(documents):
+        """What a loop does that forgets the borders."""
+        batch = collate([{name: torch.cat([one[name] for one in documents]) for name in ("input_ids", "labels")}])
+        return model(**batch, loss_scale=1.0).loss, batch["hsap"]
+
+    report = hsap.check_leak(model, features, as_one, sp=sp)
+    assert {leak.where for leak in report.leaks if leak.direction == "forward"} == {"model.layers.0"}, str(report)
+    assert report.leaks[0].told == "document 1" and report.leaks[0].documents == ("2",), str(report)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def main() -> None:

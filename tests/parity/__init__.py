@@ -7,7 +7,6 @@ any row. `python -m tests.parity` (or `make parity`) runs all cases and prints a
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from hsap.checks.difference import Difference, Outcome, difference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("rank.py")
@@ -33,8 +34,6 @@ SMALL_MODEL = {
     "model.num_kv_heads": 2,
     "model.vocab_size": 2048,
 }
-
-GRADIENT_BAR, ALL_GRADIENTS_BAR, LOSS_BAR, NORM_BAR = 5e-6, 1e-6, 1e-5, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,34 +169,12 @@ def run_cases(
     return outs
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far a run is from the base run; all relative."""
-
-    gradient: float
-    parameter: str
-    all_gradients: float
-    loss: float
-    norm: float
-
-    @property
-    def ok(self) -> bool:
-        bars = (GRADIENT_BAR, ALL_GRADIENTS_BAR, LOSS_BAR, NORM_BAR)
-        return all(a <= b for a, b in zip((self.gradient, self.all_gradients, self.loss, self.norm), bars))
-
-
 def compare(base: Path, other: Path) -> Difference:
     """Compare step-1 gradients (relative RMSE) and the last step's loss and gradient norm."""
-    want, got = (torch.load(p / "gradients.pt", weights_only=True) for p in (base, other))
-    worst, name, error, total = 0.0, "", 0.0, 0.0
-    assert want.keys() == got.keys()
-    for key, w in want.items():
-        difference, size = (got[key].double() - w.double()).square().sum(), w.double().square().sum()
-        error, total = error + float(difference), total + float(size)
-        relative = math.sqrt(float(difference / size))
-        if relative > worst:
-            worst, name = relative, key
     last = [json.loads((p / "metrics.jsonl").read_text().splitlines()[-1]) for p in (base, other)]
     assert last[0]["step"] == last[1]["step"] and last[0]["doc_ids_hash"] == last[1]["doc_ids_hash"]
-    loss, norm = (abs(last[1][k] - last[0][k]) / last[0][k] for k in ("loss", "grad_norm"))
-    return Difference(worst, name, math.sqrt(error / total), loss, norm)
+    want, got = (
+        Outcome(figures["loss"], figures["grad_norm"], torch.load(p / "gradients.pt", weights_only=True))
+        for p, figures in zip((base, other), last)
+    )
+    return difference(want, got)

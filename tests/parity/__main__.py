@@ -4,16 +4,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.parity import (
-    ALL_GRADIENTS_BAR,
-    CASES,
-    GRADIENT_BAR,
-    LOSS_BAR,
-    NORM_BAR,
-    NUM_STEPS,
-    compare,
-    run_cases,
-)
+from hsap.checks.difference import ALL_GRADIENTS_BAR, GRADIENT_BAR, LOSS_BAR, NORM_BAR
+from tests.parity import CASES, NUM_STEPS, compare, run_cases
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from hsap.checks.gradients import tell_gradients
 from hsap.ir.problem import Topology
 from hsap.planning.exchange import PlanExchange
 from hsap.runtime.groups import make_mesh
@@ -26,7 +27,6 @@ from hsap.train.engine import build, join, leave
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.overrides import rewrite
 from hsap.train.run import Trainer
-from hsap.train.tsp.sharding import Sharding
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -35,44 +35,16 @@ class ProbedTrainer(Trainer):
     """Gathers every parameter's full gradient before the first optimizer update."""
 
     def train(self) -> None:
-        engine = self.engine.deepspeed
-        update = engine.step
+        def keep(gradients: dict[str, torch.Tensor]) -> None:
+            if dist.get_rank() == 0:
+                torch.save(gradients, Path(self.config.out) / "gradients.pt")
 
-        def step() -> None:
-            if engine.is_gradient_accumulation_boundary() and engine.global_steps == 0:
-                grads = {name: whole_grad(p, self.engine.sharding) for name, p in engine.module.named_parameters()}
-                if dist.get_rank() == 0:
-                    torch.save(grads, Path(self.config.out) / "gradients.pt")
-            update()
-
-        engine.step = step
+        tell_gradients(self.engine, keep)
         super().train()
 
     def _exchange(self, use: str) -> PlanExchange:
         # Runs of one world share its store.
         return super()._exchange(f"{self.config.out}/{use}")
-
-
-def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The whole gradient of a parameter, however it is partitioned: float32 on the CPU."""
-    from deepspeed.utils import safe_get_full_grad
-
-    grad = safe_get_full_grad(parameter)
-    grad = parameter.grad if grad is None else grad
-    return grad.detach().float().cpu().clone()
-
-
-def whole_grad(parameter: torch.nn.Parameter, sharding: Sharding | None) -> torch.Tensor:
-    """The same of a parameter that may be a part of the model's: put together from all shards. Collective over them."""
-    mine = full_grad(parameter)
-    if sharding is None:
-        return mine
-    parts: list = [None] * sharding.transport.degree
-    dist.all_gather_object(parts, (parameter.part, mine), group=sharding.shards)
-    whole = torch.full(parameter.part.whole, torch.nan)
-    for part, grad in parts:
-        part.take(whole).copy_(grad)
-    return whole
 
 
 def configure(arguments: list[str], world_size: int) -> TrainConfig:

@@ -87,6 +87,7 @@ def on_rank(rank: int, stored: list[bytes]) -> list:
     sessions = {(d, size): hsap.Session(g, dtype=DTYPES[d]) for d in DTYPES for size, g in mine.items()}
     results = []
     for plan in map(hsap.Plan.from_bytes, stored):
+        assert hsap.verify(plan).ok
         session = sessions.get((plan.problem.heads.dtype, plan.num_ranks))
         results.append([] if session is None else run_case(plan, session))
     return results

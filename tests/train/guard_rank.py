@@ -29,8 +29,8 @@ from hsap.train.inputs import read_inputs
 from hsap.train.run import Trainer
 from tests.parity.rank import configure
 
-BAD_STEP, BAD_RANK, BAD_TOKEN = 3, 1, 700
-_LIMIT_S = 240
+BAD_STEP, BAD_RANK, BAD_TOKEN, LATE_STEP = 3, 1, 700, 6
+_LIMIT_S = 900
 
 
 class SickTrainer(Trainer):
@@ -51,12 +51,22 @@ class SickTrainer(Trainer):
         # Runs of one world share its store.
         return super()._exchange(f"{self.config.out}/{use}")
 
+    def _loss(self, *arguments, **options) -> Tensor:
+        loss = super()._loss(*arguments, **options)
+        return loss * torch.nan if self._bad and self.wrong == "loss" else loss
+
     def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         bad = step.batch.step == BAD_STEP
         self._bad = bad and dist.get_rank() == BAD_RANK
         if bad and self.wrong == "embedding":
             with torch.no_grad():
                 self.engine.deepspeed.module.model.embed_tokens.weight[BAD_TOKEN] = torch.nan
+        if self.wrong == "weights turned" and step.batch.step == LATE_STEP:
+            # On all ranks, in what weights are made of: the model is as sure as before, of the opposite.
+            for shard in masters.shards(self.engine.deepspeed):
+                if shard.name == "lm_head.weight":
+                    shard.part(shard.master).mul_(-3)
+            masters._refresh(self.engine.deepspeed.optimizer)
         if self._bad and self.wrong in WRONG:
             step = WRONG[self.wrong](step)
         before = self._state()

@@ -21,10 +21,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def broken(folder, out, do, *more):
+def broken(folder, out, do, train=None):
     """A world of two ranks to whose second something is done after two steps; gives what they said, and how long."""
-    arguments = settings(folder, out, "train.steps=9999", "train.save_every=0", "guard.timeout_s=3", *more)
-    world = World(folder, 2, arguments)
+    arguments = settings(folder, out, "train.steps=9999", "train.save_every=0", "guard.timeout_s=3")
+    world = World(folder, 2, arguments, train)
     metrics = folder / out / "metrics.jsonl"
     world.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
     do(world.ranks[1].pid)
@@ -32,7 +32,8 @@ def broken(folder, out, do, *more):
     for rank in world.ranks:
         rank.join(60)
     assert all(rank.exitcode not in (0, None) for rank in world.ranks)
-    told = [line for line in world.told.splitlines() if line.startswith("train.py")]
+    told = [line for line in world.told.splitlines() if line.startswith("train.py:")]
+    assert ("a bug on one rank" in world.told) == (train is not None)
     assert len(told) == 1, world.told
     return told[0], time.monotonic() - begin
 
@@ -54,3 +55,24 @@ def test_a_killed_rank_is_named_by_the_others_at_once(folder):
         told
     )
     assert took_s < 30
+
+
+def failing(arguments, num_ranks):
+    """What train.py does, with a bug on the second rank once a file says so."""
+    import hsap.train.run
+    from tests.train.worlds import _train
+
+    check, flaw = hsap.train.run.check_step, next(a for a in arguments if a.startswith("out="))[4:] + ".flaw"
+
+    def check_or_fail(*given):
+        if os.environ["RANK"] == "1" and os.path.exists(flaw):
+            raise RuntimeError("a bug on one rank")
+        check(*given)
+
+    hsap.train.run.check_step = check_or_fail
+    _train(arguments, num_ranks)
+
+
+def test_an_exception_on_one_rank_ends_all_with_its_reason_told_once(folder):
+    told, took_s = broken(folder, "bug", lambda _: (folder / "bug.flaw").touch(), failing)
+    assert told == "train.py: rank 1: Traceback (most recent call last):" and took_s < 30

@@ -126,7 +126,7 @@ def test_an_unknown_model_lists_the_known_ones(tmp_path):
     [
         ("message", 1, ["train.py: rank 1: topology=the fault asked for: expected NxM"]),
         ("exit", 7, []),
-        ("kill", 137, ["train.py: rank 1 was ended by signal SIGKILL."]),
+        ("kill", 137, ["train.py: rank 1 was ended by signal SIGKILL, which is what"]),
     ],
 )
 def test_one_failing_rank_is_heard_and_its_exit_code_is_the_parents(tmp_path, fault, code, told):

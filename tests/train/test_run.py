@@ -102,10 +102,12 @@ def test_a_run_says_little(finished):
     assert done.stderr.count(f" 0/{NUM_STEPS} [") == 1
 
 
-def test_planning_in_processes_changes_nothing(finished):
+def test_planning_in_processes_and_a_leak_check_change_nothing(finished):
     """Bit for bit, with every plan made elsewhere and further ahead; and nothing is left of them."""
     folder, options, _ = finished
-    assert "planning worker" not in forked(folder, "workers", *options, "data.workers=2", "data.lookahead=3")
+    told = forked(folder, "workers", *options, "data.workers=2", "data.lookahead=3", "check.leak=true")
+    assert "planning worker" not in told
+    assert told.count("hsap: leak check: ") == 1 and "keep every bit" in told
     assert list(map(same, metrics(folder / "workers"))) == list(map(same, metrics(folder / "first")))
 
 

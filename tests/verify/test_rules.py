@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mutants import drop_one, in_order, of, with_buffer, with_column, with_program
-from oracle import failure
 
 from hsap.api import compile
 from hsap.compiler.pipeline import build
@@ -30,6 +28,8 @@ from hsap.verify.fingerprint import PairWeights, _random_sums, random_sums
 from hsap.verify.memory import clash
 from hsap.verify.resharded import scratch_bytes
 from hsap.verify.stream import Stream
+from tests.mutation.mutants import drop_one, in_order, of, with_buffer, with_column, with_program
+from tests.mutation.oracle import failure
 from tests.pairwise import pairwise
 
 TOPOLOGIES = ("1x1", "1x4", "4x1", "2x2", "8x1", "3x2", "5x1")

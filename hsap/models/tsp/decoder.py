@@ -53,7 +53,8 @@ class ShardedLlama(nn.Module):
             home: nn.Module = self
             for step in path.split("."):
                 if step not in home._modules:
-                    home.add_module(step, nn.Module())
+                    # Called with the hidden state behind what it names, for whoever watches modules.
+                    home.add_module(step, nn.Identity())
                 home = home.get_submodule(step)
             mine = part.take(source(name, part.whole)).to(device, dtype, copy=True).contiguous()
             home.register_parameter(leaf, nn.Parameter(mine))
@@ -83,10 +84,11 @@ class ShardedLlama(nn.Module):
         names = [name for name, part in self.parts.items() if part.axis is None]
         replicated = _Replicated.apply(self.transport, *(parameters[name] for name in names))
         parameters |= zip(names, replicated, strict=True)
-        hidden_TC = self.vocabulary.embed(tokens_T, parameters[EMBEDDING])
+        embedding, layers, norm = (self.get_submodule(f"model.{name}") for name in ("embed_tokens", "layers", "norm"))
+        hidden_TC = embedding(self.vocabulary.embed(tokens_T, parameters[EMBEDDING]))
         rope = model_rope(config, positions_T, hidden_TC.dtype)
         norms = ("input_layernorm.weight", *(f"self_attn.{name}_norm.weight" for name in "qk" if config.qk_norm))
-        for index, (projections, mlp) in enumerate(self.layers):
+        for index, ((projections, mlp), behind) in enumerate(zip(self.layers, layers.children(), strict=True)):
             layer = f"model.layers.{index}."
             whole, sharded, ffn = (
                 [parameters[layer + name] for name in wanted]
@@ -95,8 +97,8 @@ class ShardedLlama(nn.Module):
             hidden_TC = projections(hidden_TC, rope, attention, whole, sharded)
             if config.attention_bias == "all":
                 hidden_TC = hidden_TC + parameters[layer + "self_attn.o_proj.bias"]
-            hidden_TC = mlp(hidden_TC, *ffn)
-        hidden_TC = rms_norm(hidden_TC, parameters[NORM], config.norm_eps)
+            hidden_TC = behind(mlp(hidden_TC, *ffn))
+        hidden_TC = norm(rms_norm(hidden_TC, parameters[NORM], config.norm_eps))
         head = parameters[EMBEDDING if config.tied_embeddings else HEAD]
         total, losses_T = self.vocabulary.losses(hidden_TC, head, targets_T)
         return losses_T if per_token else total

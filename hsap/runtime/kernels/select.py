@@ -110,6 +110,12 @@ def select_kernel(
     return _make(name, request)
 
 
+def usable_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Name the kernels that `select_kernel` may choose on a device, for some head dimension: the fastest first."""
+    request = _Request(device, dtype, None, 0.0, "native", False)
+    return [name for name in KERNELS if not request.lacking_in(name) and _is_usable(name, device)]
+
+
 def partial_output(device: torch.device | str) -> str:
     """Give the `output` that loops ask of a kernel: on CPUs float32 costs nothing and keeps bf16's error that of one
     device."""

@@ -60,9 +60,10 @@ def capture(engine) -> tuple[dict[str, Tensor], int]:
     """
     optimizer = _base(engine.optimizer)
     tensors: dict[str, Tensor] = {}
-    steps = {int(optimizer.state[shard.master]["step"]) for shard in shards(engine)}
+    steps = {int(optimizer.state[shard.master].get("step", 0)) for shard in shards(engine)}
     for shard in _saved(engine):
-        state = optimizer.state[shard.master]
+        # Before the first update, as where the guard has left it out, there are no moments yet.
+        state = optimizer.state[shard.master] or dict.fromkeys(MOMENTS, torch.zeros_like(shard.master))
         for kind, flat in ((WEIGHT, shard.master), *((moment, state[moment]) for moment in MOMENTS)):
             tensors[key(kind, shard.name, shard.place)] = shard.part(flat)
     if len(steps) > 1:

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class Dump:
 
     path: Path
     step: int
-    seen: Mapping[str, object]
+    seen: Mapping[str, Any]
     model: ModelConfig
     dtype: str
     num_targets: int
@@ -75,7 +76,7 @@ class Dump:
 
 
 def write_dump(
-    out: Path, batch: StepBatch, plans: Sequence[Plan], engine, mesh: Mesh, facts: Mapping[str, object],
+    out: Path, batch: StepBatch, plans: Sequence[Any], engine, mesh: Mesh, facts: Mapping[str, object],
     seen: Mapping[str, object], finding: Finding, device: torch.device,
 ) -> Path:  # fmt: skip
     """Write a step down; gives the folder. Collective over the job; ValueError, on all ranks, where that can't be done.

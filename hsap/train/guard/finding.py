@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,17 +74,21 @@ class Search:
 
     def find(self, batch: StepBatch, plans: Sequence, losses: Callable[..., Tensor], scale: float) -> Finding:
         """Look. Collective over the job; the gradient of the step must still be where its backward left it."""
-        mine = {"rank": dist.get_rank(), "group": self.mesh.dp_rank, "gradients": non_finite(self.engine)}
+        mine: dict[str, Any] = {
+            "rank": dist.get_rank(),
+            "group": self.mesh.dp_rank,
+            "gradients": non_finite(self.engine),
+        }
         mine["weights"] = self._weights()
-        work = [*enumerate(zip(batch.micro_batches, plans, strict=True))]
+        work = [*zip(batch.micro_batches, plans, strict=True)]
         self.engine.eval()
-        mine["micros"] = [self._forward(micro, plan, losses) for _, (micro, plan) in work]
+        micros = mine["micros"] = [self._forward(micro, plan, losses) for micro, plan in work]
         self.engine.train()
         told = self._gather(mine)
         if not any(micro["first"] for one in told for micro in one["micros"]) and self._can_go_back(told):
             mine["micros"] = [
                 one | {"first": self._backward(micro, plan, losses, scale)}
-                for one, (_, (micro, plan)) in zip(mine["micros"], work, strict=True)
+                for one, (micro, plan) in zip(micros, work, strict=True)
             ]
             told = self._gather(mine)
         return _merged(told)
@@ -176,7 +181,8 @@ def _merged(told: Sequence[dict]) -> Finding:
         # The same output on other ranks: rows of the same documents, or of others that are bad too.
         alike = [one for one in firsts if all(one[key] == first[key] for key in ("group", "micro", "order"))]
         first = first | {"documents": list(dict.fromkeys(name for one in alike for name in one["documents"]))}
-    gradients, weights = ({} for _ in range(2))
+    gradients: dict[str, int] = {}
+    weights: dict[str, int] = {}
     for one in told:
         for name, count in one["gradients"].items():
             gradients[name] = gradients.get(name, 0) + count

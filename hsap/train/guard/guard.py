@@ -12,6 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
+from hsap.ir.plan import Plan
 from hsap.models import ModelConfig
 from hsap.planning.steps import PlannedStep
 from hsap.steps import METRICS, read_steps
@@ -92,7 +93,9 @@ class Guard:
         }
         seen = {"told": told, "loss": loss, "grad_norm": norm}
         engine = self.engine
+        # Of one plan each: dumps aren't there beside TSP, which has several.
+        plans = [plan for plan in step.plans if isinstance(plan, Plan)]
         return write_dump(
-            Path(self.config.out), step.batch, step.plans, engine.deepspeed, engine.mesh, facts, seen, finding,
+            Path(self.config.out), step.batch, plans, engine.deepspeed, engine.mesh, facts, seen, finding,
             engine.device,
         )  # fmt: skip

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,10 +40,10 @@ class Judge:
     past: figures of the steps before, as the metrics have them, for a run that goes on.
     """
 
-    def __init__(self, config: GuardConfig, past: Iterable[Mapping[str, object]] = ()) -> None:
+    def __init__(self, config: GuardConfig, past: Iterable[Mapping[str, Any]] = ()) -> None:
         self.config = config
         self.skipped = self.in_a_row = 0
-        self._seen = {name: deque(maxlen=config.spike_window) for name in LEAST}
+        self._seen: dict[str, deque[float]] = {name: deque(maxlen=config.spike_window) for name in LEAST}
         for figures in past:
             self.skipped = figures.get("skipped_steps") or 0
             if figures.get("left_out"):

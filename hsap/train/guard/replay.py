@@ -18,7 +18,7 @@ from torch import Tensor
 from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.ir.layout import Layout
-from hsap.ir.mask import distinct_masks
+from hsap.ir.mask import Mask, distinct_masks
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.models.llama import Llama
@@ -155,14 +155,13 @@ class Replayer:
         tokens, places, labels = self._inputs(batch, rows)
         loss = self.model(tokens, places, self.attention, labels)
         scaled = loss / max(self.dump.num_targets, 1)
-        return float(loss), torch.autograd.grad(scaled, list(self.parameters.values()))
+        return float(loss.detach()), torch.autograd.grad(scaled, list(self.parameters.values()))
 
     def _alone(self, one: Dumped, index: int) -> Alone:
         end = sum(one.batch.lengths[: index + 1])
         length = one.batch.lengths[index]
         masks = tuple(
-            (mask if not isinstance(mask, (tuple, list)) else mask[index], layers)
-            for mask, layers in one.plan.problem.masks
+            (mask if isinstance(mask, Mask) else (mask[index],), layers) for mask, layers in one.plan.problem.masks
         )
         heads = one.plan.problem.heads
         problem = Problem(Layout.from_lengths([length]), heads, Topology(1, 1), masks, Cluster())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,7 +24,7 @@ _PREFIX = "hsap/hang"
 _VERDICT = f"{_PREFIX}/verdict"
 
 
-def meet(rank: int, num_ranks: int, patience_s: float | None) -> dist.Store:
+def meet(rank: int, num_ranks: int, patience_s: float | None) -> Any:
     """Give the store at which the job's ranks meet, as the launcher's variables say; rank 0 makes it if nobody else.
 
     torchrun's agent keeps its store when it starts ranks again: what the ranks before them have left is out of sight.

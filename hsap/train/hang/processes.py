@@ -77,12 +77,14 @@ def _machine() -> str:
 
 def oom_kills() -> int:
     """How many processes the kernel has killed in our control group because its memory ran out; 0 if it doesn't say."""
-    with suppress(OSError, ValueError, IndexError):
+    with suppress(OSError, ValueError):
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-        ours = next((line[3:] for line in groups if line.startswith("0::")), None)
-        roots = [Path(f"/sys/fs/cgroup{ours or ''}/memory.events"), Path("/sys/fs/cgroup/memory.events")]
-        roots.append(Path("/sys/fs/cgroup/memory/memory.oom_control"))
-        for path in roots:
+        # Of version 2 the line is 0::/PATH, of version 1 N:memory:/PATH; in a container the path may be the host's.
+        of_two = [path for number, names, path in (line.split(":", 2) for line in groups) if number == "0"]
+        of_one = [path for _, names, path in (line.split(":", 2) for line in groups) if names == "memory"]
+        candidates = [f"/sys/fs/cgroup/memory{path}/memory.oom_control" for path in (*of_one, "")]
+        candidates += [f"/sys/fs/cgroup{path}/memory.events" for path in (*of_two, "")]
+        for path in map(Path, candidates):
             if path.is_file():
                 lines = dict(line.split()[:2] for line in path.read_text(encoding="utf-8").splitlines())
                 return int(lines.get("oom_kill", 0))

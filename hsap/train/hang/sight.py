@@ -15,6 +15,7 @@ _PHASES = {
     Phase.AGREE: "comparing plans",
     Phase.FORWARD: "in the model's forward pass",
     Phase.BACKWARD: "in the model's backward pass",
+    Phase.JUDGE: "adding up loss and gradient",
     Phase.UPDATE: "in the optimizer's update, gradients' reduction included",
     Phase.FIGURES: "summing the step's figures",
     Phase.EVALUATE: "in evaluation",

@@ -105,7 +105,7 @@ def _fault(sight: Sight, fault: Fault) -> str:
             return f"{_silence(sight)}, last seen {sight.where}"
         case Fault.WORKS:
             return f"is {sight.where} for {sight.still_s:.0f} s"
-        case Fault.BEHIND | Fault.CIRCLE:
+        case _:  # BEHIND, CIRCLE
             return f"is furthest behind: it {_other(sight)}"
 
 

@@ -130,6 +130,8 @@ class Watch:
     def sights(self) -> list[Sight]:
         """All ranks as this one sees them now."""
         now_ns, now = time.monotonic_ns(), time.monotonic()
+        own = self.position.words
+        own[Word.WAIT], own[Word.PEER] = self._awaits()
         sights = []
         for rank, (person, record) in enumerate(zip(self.beats.people, self._records, strict=True)):
             if record is not None:
@@ -194,7 +196,7 @@ class Watch:
         phase = Phase(words[Word.PHASE])
         if phase in (Phase.START, Phase.DATA, Phase.EVALUATE) and words[Word.PLANNING] == Planning.AWAITS:
             return Wait.PLAN, self.ranks_of[words[Word.PLANNER]]
-        if phase in (Phase.AGREE, Phase.UPDATE, Phase.FIGURES, Phase.SAVED, Phase.END):
+        if phase in (Phase.AGREE, Phase.JUDGE, Phase.UPDATE, Phase.FIGURES, Phase.SAVED, Phase.END):
             return Wait.ALL, -1
         return Wait.NOTHING, -1
 

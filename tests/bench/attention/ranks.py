@@ -49,7 +49,7 @@ def together(rank: int, case: Case, folder: str, methods: Sequence[str]) -> dict
     session = Session(dtype=torch.float32)
     told = {ALONE: _whole(case, folder, [0]), BUSY: _whole(case, folder, range(len(os.sched_getaffinity(0))))}
     plans = {
-        name: Plan.load(path)
+        name: Plan.load(path).vouched()  # this bench's own
         for name in (*(f"warm-{warm}" for warm in WARM), *methods)
         if (path := plan_path(folder, name)).exists()
     }

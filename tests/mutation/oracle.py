@@ -11,11 +11,11 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from cells import POISON, Cells, Wrong, backward, forward, row_index
 
 from hsap.ir.program import OPERANDS, Access, Op, Role, Space
 from hsap.ir.reshard import reshard
 from hsap.ir.slice import dense
+from tests.mutation.cells import POISON, Cells, Wrong, backward, forward, row_index
 
 PARTIAL = (Role.O, Role.DQ, Role.DKV)
 BROKEN = (Wrong, IndexError, ValueError, KeyError, OverflowError, TypeError)

@@ -14,9 +14,9 @@ Random = np.random.Generator
 
 def with_program(plan: Plan, mask: int, direction: int, programs: Programs) -> Plan:
     """Put a changed program into a plan."""
-    pairs = [list(pair) for pair in plan.programs]
-    pairs[mask][direction] = programs
-    return replace(plan, programs=tuple(tuple(pair) for pair in pairs))
+    pair = [*plan.programs[mask]]
+    pair[direction] = programs
+    return replace(plan, programs=(*plan.programs[:mask], tuple(pair), *plan.programs[mask + 1 :]))
 
 
 def with_column(p: Programs, name: str, index, value) -> Programs:
@@ -244,19 +244,6 @@ def edit_placement(random: Random, plan: Plan) -> Plan | None:
 
 
 PLAN_MUTATIONS = (edit_slice, edit_placement)
-NAMES = tuple(f.__name__ for f in PROGRAM_MUTATIONS + PLAN_MUTATIONS)
-
-
-def mutate(plan: Plan, kind: str, seed: int) -> Plan | None:
-    """Make a mutant of a kind, the same for the same seed; None where the plan has nothing of that kind."""
-    random = np.random.default_rng([NAMES.index(kind), seed])
-    for function in PLAN_MUTATIONS:
-        if function.__name__ == kind:
-            return function(random, plan)
-    mask, direction = random.integers(len(plan.programs)), random.integers(2)
-    function = PROGRAM_MUTATIONS[NAMES.index(kind)]
-    programs = function(random, plan, plan.programs[mask][direction])
-    return None if programs is None else with_program(plan, mask, direction, programs)
 
 
 def drop_one(plan: Plan, mask: int, direction: int, i: int) -> Plan:

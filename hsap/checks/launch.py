@@ -1,0 +1,139 @@
+"""Launch: a check in as many processes as train.py would train in, of the same configuration."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hsap import clusters
+from hsap.checks.small import quiet, small
+from hsap.ir.check import Refused
+from hsap.ir.problem import Topology
+from hsap.train import flags
+from hsap.train.config import TrainConfig, train_config
+from hsap.train.launch import PATIENCE_BEFORE_S, PATIENCE_DURING_S, compose, fail
+from hsap.train.overrides import rewrite, wants_multirun
+from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+
+WHAT = ("leak", "parity")
+OK, NOT_OK = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A check to be run. overrides: as of train.py; full: the batch as it is, not made small."""
+
+    what: str
+    overrides: tuple[str, ...]
+    full: bool = False
+    as_json: bool = False
+
+    def to_arguments(self) -> list[str]:
+        """As a rank's command line has it, which `rank_main` reads."""
+        flags = [flag for flag, on in (("--full", self.full), ("--json", self.as_json)) if on]
+        return [*flags, self.what, *self.overrides]
+
+
+def configs() -> Path:
+    """The checkout's configs/, absolute; Refused where the package is installed without."""
+    folder = clusters.FOLDER.parent.resolve()
+    if not (folder / "config.yaml").is_file():
+        raise Refused(
+            "check: this is an installed package, and configurations lie beside train.py; run it from a checkout "
+            "(pip install -e .)"
+        )
+    return folder
+
+
+def configured(task: Task) -> tuple[TrainConfig, Train | Start | Leave, str]:
+    """Compose what is to be checked, and choose its processes; also what was made small, in words. ValueError as of
+    train.py."""
+    arguments = rewrite(task.overrides)
+    if wants_multirun(arguments):
+        raise Refused("check: --multirun is for training; check one topology at a time")
+    values = compose(configs(), arguments)
+    if values is None:
+        raise Refused("check: give overrides alone, KEY=VALUE, and none of Hydra's flags")
+    values, reduced = quiet(values), ""
+    choice = decide(values.get("topology"), (values.get("engine") or {}).get("device"), look_around(os.environ))
+    if task.what == "parity" and not task.full:
+        group = Topology.parse(values["topology"] or f"{choice.world_size}x1").num_ranks
+        values, reduced = small(values, choice.world_size, group)
+    # Nothing is written there, and nothing may be.
+    out = os.environ.get(flags.OUT) or os.path.join(tempfile.gettempdir(), f"hsap-check-{os.getpid()}")
+    return train_config(values, choice.world_size, choice.device, out), choice, reduced
+
+
+def run(task: Task) -> int:
+    """Run a check from where the user called it: as a rank of a launcher's, or by starting ranks. The exit code."""
+    config, choice, reduced = configured(task)
+    match choice:
+        case Leave():
+            return OK
+        case Start():
+            from hsap.train.inputs import check, prepare_data
+
+            check(config)
+            prepare_data(config)
+            return start_ranks(choice, "-m", ["hsap.checks", *task.to_arguments()], config.out)
+        case Train():
+            return in_rank(task, config, reduced)
+
+
+def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
+    """Run a check as one rank of its world: the same exit code on all."""
+    os.environ["DS_ACCELERATOR"] = config.engine.device
+    if "RANK" not in os.environ:
+        os.environ.update(alone_environment())
+    import torch.distributed as dist
+
+    from hsap.checks import leak, parity
+    from hsap.train.engine import build, join, leave
+    from hsap.train.inputs import read_inputs
+    from hsap.train.run import Trainer
+
+    inputs = read_inputs(config)
+    engine = build(config, inputs.model, join(config))
+    trainer = Trainer(config, inputs, engine)
+    try:
+        if task.what == "leak":
+            reports = leak.first_leaks(trainer)
+            ok = all(report.ok for report in reports)
+            if dist.get_rank() == 0:
+                leak.tell(reports, task.as_json)
+        else:
+            report = parity.check_parity(trainer, reduced)
+            agreed = [report is None or report.ok]
+            dist.broadcast_object_list(agreed, src=0)
+            (ok,) = agreed
+            if report is not None:
+                parity.tell(report, task.as_json)
+    finally:
+        trainer.attention.close()
+    dist.barrier()  # told before any rank ends with an error, at which a launcher ends them all
+    leave(engine)
+    return OK if ok else NOT_OK
+
+
+def rank_main(arguments: Sequence[str]) -> None:
+    """Run one rank that `run` has started: ends the process."""
+    rank, patience_s = int(os.environ.get("RANK", "0")), PATIENCE_BEFORE_S
+    parser = argparse.ArgumentParser("hsap check", add_help=False)
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args(arguments)
+    task = Task(given.what, tuple(given.overrides), given.full, given.json)
+    try:
+        config, _, reduced = configured(task)
+        patience_s = PATIENCE_DURING_S
+        code = in_rank(task, config, reduced)
+    except Exception as error:
+        fail(error, rank, patience_s, f"hsap check {task.what}")
+    sys.exit(code)

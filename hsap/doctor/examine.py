@@ -1,0 +1,85 @@
+"""Examine: everything, in this process and in ranks started from it, or on the ranks that a launcher started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from hsap.calibrate.processes import Launched, run_ranks, told_to_first
+from hsap.doctor.config import config
+from hsap.doctor.devices import devices
+from hsap.doctor.kernels import kernels
+from hsap.doctor.links import links, survey
+from hsap.doctor.report import FAILED, Line, Report, together
+from hsap.doctor.system import system
+from hsap.doctor.versions import agreement, own_versions, versions
+from hsap.ir.check import one_line
+
+TIMEOUT_S = 120.0
+"""How long ranks may take to meet and to measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be examined. device: cpu or cuda; ranks: to be started (None: one a GPU, 2 on CPUs).
+
+    out: folder of the runs to come; overrides: train.py's.
+    """
+
+    device: str
+    ranks: int | None
+    out: str
+    overrides: Sequence[str] = ()
+
+
+def examine(asked: Asked) -> Report | None:
+    """Examine this machine, or with a launcher's ranks all of theirs: then on rank 0, and None on the others."""
+    launched = Launched.of(os.environ)
+    has_gpus = torch.cuda.is_available()
+    if launched is None:
+        ranks = asked.ranks or (torch.cuda.device_count() if asked.device == "cuda" else 2)
+        lines = [*versions(has_gpus, own_versions()), *devices(), *system(asked.out)]
+        lines += _kernels(asked.device, range(torch.cuda.device_count()))
+        lines += [*_links(asked.device, ranks), *config(asked.overrides)]
+        return Report(_head(asked.device, ranks, 1), tuple(lines))
+    with launched.joined("nccl" if asked.device == "cuda" else "gloo", TIMEOUT_S):
+        lines = [*versions(has_gpus, own_versions()), *devices(), *system(asked.out)]
+        lines += _kernels(asked.device, [launched.local_rank])
+        seen = told_to_first([asdict(line) for line in lines], "doctor/lines")
+        held = told_to_first(own_versions(), "doctor/versions")
+        measured = told_to_first(survey(launched.rank, asked.device), "doctor/links")
+    if seen is None or held is None or measured is None:
+        return None
+    whole = [*together([Line(**line) for line in own] for own in seen), *agreement(held)]
+    whole += [*links(measured, asked.device, launched.ranks_per_node), *config(asked.overrides)]
+    nodes = launched.num_ranks // launched.ranks_per_node
+    return Report(_head(asked.device, launched.num_ranks, nodes), tuple(whole))
+
+
+def _kernels(device: str, indices: Sequence[int]) -> list[Line]:
+    """Of several GPUs, what the worst one's are."""
+    if device == "cpu":
+        return kernels(torch.device("cpu"))
+    return list(together(kernels(torch.device("cuda", index)) for index in indices))
+
+
+def _links(device: str, ranks: int) -> list[Line]:
+    try:
+        measured = run_ranks(ranks, survey, device, timeout_s=TIMEOUT_S, backend="nccl" if device == "cuda" else "gloo")
+    except (RuntimeError, TimeoutError) as error:
+        why = one_line(str(error).strip().splitlines()[-1])
+        told = (
+            f"{ranks} ranks on this machine couldn't talk: {why}; check the loopback interface, on GPUs NCCL_DEBUG=INFO"
+        )
+        return [Line("P2P", FAILED, told)]
+    return links(measured, device, ranks)
+
+
+def _head(device: str, ranks: int, nodes: int) -> str:
+    where = f"{nodes} nodes, this one" if nodes > 1 else ""
+    return f"hsap doctor, {time.strftime('%Y-%m-%d %H:%M')}: {where}{platform.node()}, {ranks} ranks on {device}"

@@ -1,0 +1,92 @@
+"""Changes: what is changed of a batch to see who notices; the same on every rank, as it depends on the batch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hsap.ir.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """A packed batch. tokens: int [T]; lengths: of its documents; names: theirs, for people.
+
+    masks: the layers' distinct ones, as slices of the whole batch; layers: index of each layer's in them. answers: of
+    each document the rows at which a shared question's answers begin; () where there are none.
+    """
+
+    tokens: np.ndarray
+    lengths: tuple[int, ...]
+    names: tuple[str, ...]
+    masks: tuple[np.ndarray, ...]
+    layers: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def borders(self) -> np.ndarray:
+        """Of the documents: int64 [documents + 1]."""
+        return Layout.from_lengths(self.lengths).cu_seqlens
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Tokens of one document that are changed: [start, stop) of the packed batch. told: what that is, in words."""
+
+    document: int
+    start: int
+    stop: int
+    told: str
+
+
+def choose(batch: Batch) -> tuple[Change, ...]:
+    """Choose four changes: the longest document, a shortest one beside it, one in the middle, and a part of one.
+
+    The part is the last answer to the first shared question, or else the second half of the longest document, whose
+    first half mustn't see it where the mask is causal. Always four, so that all SP groups of a job run alike; a small
+    batch has some of them twice, and an empty one none.
+    """
+    lengths = np.array(batch.lengths)
+    if len(lengths) == 0:
+        return (Change(0, 0, 0, "nothing"),) * 4
+    longest = int(lengths.argmax())
+    others = [i for i in range(len(lengths)) if i != longest] or [longest]
+    shortest = min(others, key=lambda i: (lengths[i], abs(i - longest)))
+    borders = batch.borders
+    middle = min(
+        [i for i in others if i != shortest] or others, key=lambda i: abs(borders[i] + borders[i + 1] - borders[-1])
+    )
+    spans = ((i, int(borders[i]), int(borders[i + 1])) for i in (longest, shortest, middle))
+    whole = [Change(i, start, stop, f"document {batch.names[i]}") for i, start, stop in spans]
+    return (*whole, _part(batch, longest))
+
+
+def _part(batch: Batch, longest: int) -> Change:
+    borders = batch.borders.tolist()
+    for document, rows in enumerate(batch.answers):
+        if len(rows) > 1:
+            told = f"answer {len(rows)} of document {batch.names[document]}"
+            return Change(document, borders[document] + rows[-1], borders[document + 1], told)
+    start, stop = borders[longest : longest + 2]
+    return Change(longest, (start + stop) // 2, stop, f"the second half of document {batch.names[longest]}")
+
+
+def changed(batch: Batch, change: Change) -> np.ndarray:
+    """Give the tokens with every one of the change replaced by another that is in the batch, or by one of id 0 or 1."""
+    known = np.unique(batch.tokens)
+    if len(known) < 2:
+        known = np.unique([*known, 0, 1])
+    tokens = batch.tokens.copy()
+    span = slice(change.start, change.stop)
+    step = 1 + np.arange(change.stop - change.start) % (len(known) - 1)
+    tokens[span] = known[(np.searchsorted(known, tokens[span]) + step) % len(known)]
+    return tokens
+
+
+def places(lengths: Sequence[int], order: Sequence[int]) -> np.ndarray:
+    """Where tokens come from when documents are laid in another order: int64 [T], positions in the given one."""
+    borders = Layout.from_lengths(lengths).cu_seqlens.tolist()
+    parts = [np.arange(*borders[i : i + 2]) for i in order]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

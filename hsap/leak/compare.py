@@ -1,0 +1,167 @@
+"""Compare: which rows of two runs differ that should not, and in which layer that begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hsap.leak.changes import Batch, Change, places
+from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Seen
+from hsap.leak.reach import backward_reach, forward_reach
+from hsap.leak.report import MAX_NAMED, Leak
+from hsap.leak.sketch import Sketch
+from hsap.leak.watch import Watch
+
+MOVED = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
+"""By what a document may differ in another place, of its own size."""
+_TINY = 1e-30
+_FAINT = 1e-12
+"""Of rows that differ, but by less than what is kept of them shows."""
+
+
+def _distances(one: Sketch, other: Sketch, size: float) -> np.ndarray:
+    """By how much rows differ, over a row's size: float64 [T]; 0 only where every bit is the same."""
+    same = (one.digest == other.digest).numpy()
+    apart = (other.parts.double() - one.parts.double()).square().mean(dim=1).sqrt().numpy() / max(size, _TINY)
+    apart = np.where(np.isfinite(apart), apart, np.inf)
+    return np.where(same, 0.0, np.maximum(apart, _FAINT))
+
+
+def _size(sketch: Sketch) -> float:
+    """Root mean square of a row's norm."""
+    return float(sketch.parts.double().square().mean().sqrt()) if len(sketch.parts) else 0.0
+
+
+def floors(everywhere: Everywhere, first: Seen, again: Seen) -> dict[str, float]:
+    """By direction, the most that two runs of the same batch differ by."""
+    own = {
+        way: max((float(_distances(a, again.sketches[way][name], _size(a)).max(initial=0.0))
+                  for name, a in of_way.items() if name in again.sketches[way]), default=0.0)
+        for way, of_way in first.sketches.items()
+    }  # fmt: skip
+    return everywhere.largest(own)
+
+
+def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Any, Any]:
+    """By (direction, module, document) the largest difference among this rank's rows that the masks keep from it."""
+    marked = np.zeros(len(batch.tokens), dtype=bool)
+    marked[change.start : change.stop] = True
+    reached = forward_reach(marked, batch.layers, batch.masks)
+    may = {FORWARD: reached, BACKWARD: backward_reach(reached, batch.layers, batch.masks)}
+    documents = np.searchsorted(batch.borders, first.rows, side="right") - 1
+    depths = _depths(watch, list(first.sketches[FORWARD]), len(batch.layers))
+    worst = {}
+    for way, of_way in first.sketches.items():
+        for name, sketch in of_way.items():
+            if name not in other.sketches[way]:
+                continue
+            apart = _distances(sketch, other.sketches[way][name], _size(sketch))
+            apart[may[way][depths.get((way, name), 0 if way == BACKWARD else -1)][first.rows]] = 0.0
+            for document in np.unique(documents[apart > 0]).tolist():
+                worst[way, name, document] = float(apart[documents == document].max())
+    return worst
+
+
+def _depths(watch: Watch, names: list[str], num_layers: int) -> dict[tuple[str, str], int]:
+    """By (direction, module) how many of the layers are to be reckoned behind its output, as `forward_reach` counts.
+
+    What a layer is made of has that layer's attention behind it or ahead, whichever lets rows see more. Empty for a
+    model whose layers aren't the masks': all may be behind, and all ahead.
+    """
+    if len(watch.layers) != num_layers:
+        return {}
+    place = {layer: i for i, layer in enumerate(watch.layers)}
+    depths, depth = {}, 0
+    for name in names:
+        plain = name.partition("#")[0]
+        layer = watch.layer_of(plain)
+        depth = depth if layer is None else max(depth, place[layer] + 1)
+        depths[FORWARD, name] = depth
+        depths[BACKWARD, name] = depth if layer in (None, plain) else place[layer]
+    return depths
+
+
+def found(
+    watch: Watch,
+    names: dict[str, list[str]],
+    worst: dict[Any, float],
+    batch: Batch,
+    told: str,
+    bound_of: Callable[[str], float],
+) -> list[Leak]:
+    """The leaks among differences: of hidden states if there are any, else of gradients."""
+    for way in (FORWARD, BACKWARD):
+        over = {key: size for key, size in worst.items() if key[0] == way and size > bound_of(way)}
+        if not over:
+            continue
+        order = names[way] if way == FORWARD else names[way][::-1]
+        module = next(name for name in order if any(key[1] == name for key in over))
+        at = sorted(((size, key[2]) for key, size in over.items()), reverse=True)
+        documents = list(dict.fromkeys(document for _, document in at))
+        where = _layer(watch, names[FORWARD], module, way)
+        named = tuple(batch.names[document] for document in documents[:MAX_NAMED])
+        return [Leak(told, way, where, module, named, len(documents), at[0][0], bound_of(way))]
+    return []
+
+
+def _layer(watch: Watch, names: list[str], module: str, way: str) -> str:
+    """The layer in which a difference arises that a module's output, or its gradient, is the first to have."""
+    plain = module.partition("#")[0]
+    layer = watch.layer_of(plain)
+    if way == BACKWARD and layer in (None, plain) and module in names:
+        # The gradient of what leaves a layer comes from the one above.
+        behind = [watch.layer_of(name) or name for name in names[names.index(module) + 1 :]]
+        return next((name for name in behind if name != layer), plain)
+    return layer or plain
+
+
+def moved(
+    watch: Watch, everywhere: Everywhere, names: dict[str, list[str]], batch: Batch, first: Seen, other: Seen
+) -> list[Leak]:
+    """Leaks that show when the documents are laid in another order: the opposite one, as `other` was."""
+    came_from = places(batch.lengths, opposite(batch).tolist())
+    one, same = (
+        everywhere.sums(_totals(batch, seen, rows))
+        for seen, rows in ((first, first.rows), (other, came_from[other.rows]))
+    )
+    dtypes = {key: sketch.dtype for of_way in first.sketches.values() for key, sketch in of_way.items()}
+    worst = {}
+    for key in one.keys() & same.keys():
+        size, apart = np.sqrt(one[key][:, -1]), (one[key] - same[key])[:, :-1]
+        # A document that hardly matters, one without targets say, is measured against the others.
+        usual = np.sqrt(one[key][:, -1].sum() / max(len(batch.tokens), 1) * np.array(batch.lengths)) * 1e-2
+        apart = np.sqrt(np.square(apart).mean(axis=1)) / np.maximum(np.maximum(size, usual), _TINY)
+        apart = np.where(np.isfinite(apart), apart, np.inf)
+        for document in np.flatnonzero(apart > MOVED[dtypes.get(key[1], torch.float32)]).tolist():
+            worst[(*key, document)] = float(apart[document])
+    bound = max((MOVED[dtype] for dtype in dtypes.values()), default=0.0)
+    leaks = found(watch, names, worst, batch, "another order of the documents", lambda _: 0.0)
+    return [replace(leak, bound=bound) for leak in leaks]
+
+
+def opposite(batch: Batch) -> np.ndarray:
+    """The documents' opposite order."""
+    return np.arange(len(batch.lengths))[::-1]
+
+
+def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict[Any, Any]:
+    """By (direction, module): of each document its rows' parts with signs by their place in it, and their squares.
+
+    float64 [documents, parts + 1]: sums over this rank's rows. rows: their positions in the given order.
+    """
+    documents = np.searchsorted(batch.borders, rows, side="right") - 1
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=max(batch.lengths, default=1))
+    sign = signs[rows - batch.borders[documents]]
+    out = {}
+    for way, of_way in seen.sketches.items():
+        for name, sketch in of_way.items():
+            parts = sketch.parts.double().numpy()
+            columns = np.concatenate([parts * sign[:, None], np.square(parts).mean(axis=1, keepdims=True)], axis=1)
+            total = np.zeros((len(batch.lengths), columns.shape[1]))
+            np.add.at(total, documents, columns)
+            out[way, name] = total
+    return out

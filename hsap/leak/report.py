@@ -1,0 +1,76 @@
+"""Report: what a leak check has found, in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_NAMED, MAX_TOLD = 5, 3
+"""Documents that a leak names, and leaks that a paragraph does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Rows that changed and shouldn't have.
+
+    told: what was changed. direction: forward (hidden states) or backward (gradients). where: the first layer at which
+    they differ, in that direction; module: which of its modules. documents: their names, the most changed first;
+    num_documents: of how many. size: the largest difference over the root mean square of all rows; bound: what it may
+    be (0: the same bits).
+    """
+
+    told: str
+    direction: str
+    where: str
+    module: str
+    documents: tuple[str, ...]
+    num_documents: int
+    size: float
+    bound: float
+
+    def __str__(self) -> str:
+        more = self.num_documents - len(self.documents)
+        named = ", ".join(self.documents) + (f" and {more} more" if more else "")
+        what, first = (
+            ("hidden states", "first") if self.direction == "forward" else ("gradients", "going backward first")
+        )
+        inside = f" (seen at {self.module})" if self.module != self.where else ""
+        bound = f"they may by {self.bound:.1g}" if self.bound else "they must keep every bit"
+        return (
+            f"{self.told} changes the {what} of {named}, {first} in {self.where}{inside}, by {self.size:.1e} of a "
+            f"row's size, where {bound}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeakReport:
+    """What a leak check did and found; leaks: empty where there are none. told: what was compared, in one line."""
+
+    told: str
+    leaks: tuple[Leak, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing leaks."""
+        return not self.leaks
+
+    def __str__(self) -> str:
+        return f"leak check: {self.told}" if self.ok else self.paragraph()
+
+    def paragraph(self) -> str:
+        """Everything found, in one paragraph."""
+        more = len(self.leaks) - MAX_TOLD
+        found = "; ".join(map(str, self.leaks[:MAX_TOLD])) + (f"; so do {more} more changes" if more > 0 else "")
+        return (
+            f"leak check: {found}. Rows reach others that the masks keep from them: give "
+            "attention the documents' borders (masks, positions that begin anew in each), and let layers mix tokens by "
+            "attention alone"
+        )
+
+    def check(self) -> None:
+        """Refuse a model that leaks: ValueError with the paragraph."""
+        if not self.ok:
+            raise ValueError(self.paragraph())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "told": self.told, "leaks": [asdict(leak) for leak in self.leaks]}

@@ -1,0 +1,63 @@
+"""Ranks that HSAP starts on a machine are reached from that machine alone."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RANK = """
+import json, os, sys
+import psutil, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+def open_at(pid):
+    return [c.laddr.ip for c in psutil.Process(pid).net_connections() if c.status == "LISTEN"]
+rank = os.environ["RANK"]
+open(f"{sys.argv[1]}/{rank}.json", "w").write(json.dumps([open_at(os.getpid()), open_at(os.getppid())]))
+dist.barrier()
+"""
+
+
+def test_ranks_started_here_and_their_agent_listen_on_the_loopback_address_alone(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    program = "import sys; from hsap.train.processes import Start, start_ranks; " \
+              "sys.exit(start_ranks(Start('cpu', 2), sys.argv[1], [sys.argv[2]], sys.argv[2]))"  # fmt: skip
+    arguments = [sys.executable, "-c", program, str(tmp_path / "rank.py"), str(tmp_path)]
+    environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        mine, agents = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert mine and agents and set(mine + agents) == {"127.0.0.1"}
+
+
+STORES = """
+    import socket, psutil
+    from torch.distributed import rendezvous
+    from hsap.train.loopback import keep_here
+    keep_here()
+    def store(host, port):
+        return rendezvous.TCPStore(host, port, world_size=1, is_master=True, multi_tenant=True, wait_for_workers=False)
+    def open_at(port):
+        return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == "LISTEN" and c.laddr.port == port]
+    first = store("127.0.0.1", 0)
+    again = store("127.0.0.1", first.port)  # torch's own and ours share one, as in a rank
+    again.set("a", b"b")
+    assert first.get("a") == b"b" and open_at(first.port) == ["127.0.0.1"]
+    named = store(socket.gethostbyname(socket.gethostname()) if {named} else "localhost", 0)
+    assert open_at(named.port) == (["::"] if {named} else ["127.0.0.1"]), open_at(named.port)
+"""
+
+
+def test_stores_are_shared_and_others_are_left_to_torch():
+    own = subprocess.run(["hostname", "-i"], capture_output=True, text=True, check=False).stdout.split()
+    named = bool(own) and not own[0].startswith("127.") and ":" not in own[0]
+    program = textwrap.dedent(STORES).replace("{named}", str(named))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
