@@ -12,7 +12,7 @@ READY = $(VENV)/.ready
 RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 
 .PHONY: help train test test-gpu exhaustive check types coverage format golden parity clean
-.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu
+.PHONY: bench bench-planning bench-packing bench-loader bench-fidelity bench-attention bench-nodes bench-train bench-memory bench-tsp bench-gpu bench-mutants bench-fuzz bench-planfuzz
 .PHONY: bench-faults bench-soak
 
 help:  ## Show the targets.
@@ -96,6 +96,15 @@ bench-memory: $(READY)  ## Counted allocations beside the memory model's (ARGS="
 
 bench-gpu: $(READY)  ## Attention on CUDA against flash attention, planners over NCCL, the 135M model's MFU (ARGS="--quick").
 	$(RUN) -m tests.bench.gpu $(ARGS)
+
+bench-mutants: $(READY)  ## Does the verifier reject whatever is wrong? 20,000 changed plans (ARGS="--workers 8", "--rejected 500").
+	$(RUN) -m tests.bench.mutants $(ARGS)
+
+bench-fuzz: $(READY)  ## Random batches through planning, text and the reference runtime, against float64 (ARGS="--minutes 30").
+	$(RUN) -m tests.bench.chainfuzz $(ARGS)
+
+bench-planfuzz: $(READY)  ## Damaged plan files and texts are refused, within memory and time (ARGS="--minutes 10", "--atheris").
+	$(RUN) -m tests.bench.planfuzz $(ARGS)
 
 bench-faults: $(READY)  ## Faults of every kind at every moment of training: what is said, left and lost (ARGS="--quick").
 	$(RUN) -m tests.bench.faults $(ARGS)

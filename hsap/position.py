@@ -88,12 +88,12 @@ class Wait(IntEnum):
 class Code(NamedTuple):
     """An instruction of a stream. op None: an accumulator is emptied."""
 
-    index: int  # type: ignore[assignment]  # of the instruction; nobody searches the tuple
+    number: int
     op: Op | None
     role: Role
 
     def __str__(self) -> str:
-        return "empty" if self.op is None else f"#{self.index} {self.op.name.lower()} {self.role.name.lower()}"
+        return "empty" if self.op is None else f"#{self.number} {self.op.name.lower()} {self.role.name.lower()}"
 
 
 _EMPTY = 255

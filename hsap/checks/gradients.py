@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from hsap.train.engine import Engine
 from hsap.train.tsp.sharding import Sharding
 
 
-def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+def full_grad(parameter: Any) -> torch.Tensor:
     """Give the whole gradient of a parameter, however ZeRO has partitioned it: float32 on the CPU. Collective."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -20,12 +21,12 @@ def full_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
     return grad.detach().float().cpu().clone()
 
 
-def whole_grad(parameter: torch.nn.Parameter, sharding: Sharding | None) -> torch.Tensor:
+def whole_grad(parameter: Any, sharding: Sharding | None) -> torch.Tensor:
     """Give that of a parameter that may be a part of the model's, put together from all shards. Collective."""
     mine = full_grad(parameter)
     if sharding is None:
         return mine
-    parts: list = [None] * sharding.transport.degree
+    parts: list[Any] = [None] * sharding.transport.degree
     dist.all_gather_object(parts, (parameter.part, mine), group=sharding.shards)
     whole = torch.full(parameter.part.whole, torch.nan)
     for part, grad in parts:

@@ -87,7 +87,7 @@ def run(task: Task) -> int:
 
 def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
     """Run a check as one rank of its world: the same exit code on all."""
-    os.environ["DS_ACCELERATOR"] = config.engine.device
+    os.environ["DS_ACCELERATOR"] = config.engine.device or "cpu"
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())
     import torch.distributed as dist

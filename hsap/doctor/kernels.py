@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hsap.doctor.oracle import BOUNDS, oracle, relative_rmse, run_backward, run_forward, tensors
@@ -95,7 +96,9 @@ def _larger(one: float, other: float) -> float:
     return other if other != other or other > one else one
 
 
-def _errors(kernel: Kernel, table, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
+def _errors(
+    kernel: Kernel, table: np.ndarray, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[float, float]:
     rows, scale = sum(LENGTHS), dim**-0.5
     inputs = tensors(rows, rows, HEADS, dim, dtype)
     want_o, want_lse, want_dq, want_dkv = oracle(table, HEADS, *inputs, scale)

@@ -73,7 +73,7 @@ def tensors(
     generator = torch.Generator().manual_seed(seed)
     num_q_heads, num_kv_heads = num_heads(heads)
 
-    def make(*shape):
+    def make(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     q = make(num_q + 3, num_q_heads + 1, dim)[2 : num_q + 2, 1:]

@@ -66,7 +66,7 @@ def _batch(model: ModelConfig, micro: MicroBatch) -> Batch:
 def _turned(micro: MicroBatch) -> tuple[MicroBatch, np.ndarray]:
     """The same documents in the opposite order, and where their rows were."""
     order = np.arange(len(micro.lengths))[::-1]
-    came_from = places(micro.lengths, order)
+    came_from = places(micro.lengths, order.tolist())
     turned = replace(
         micro,
         **{name: getattr(micro, name)[came_from] for name in ("tokens", "labels", "positions")},

@@ -7,6 +7,7 @@ ranks read, and what torch's elastic agent unpickles.
 from __future__ import annotations
 
 import functools
+import importlib
 import ipaddress
 import os
 import socket
@@ -14,6 +15,12 @@ from contextlib import suppress
 from typing import Any
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
+_SERVING = (
+    "torch.distributed",
+    "torch.distributed.rendezvous",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+)
+"""Modules of torch that make stores: of a rank, of the agent, and of the ranks that the agent starts."""
 
 
 def keep_here() -> None:
@@ -21,15 +28,11 @@ def keep_here() -> None:
 
     A run with a launcher of its own names its addresses itself and isn't touched.
     """
-    import torch.distributed as dist
-    from torch.distributed import rendezvous
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
-
-    for module in (dist, rendezvous, c10d_rendezvous_backend):
-        module.TCPStore = _store_class()
-    name = _loopback_interface()
-    if name is not None:
-        os.environ.setdefault(INTERFACE, name)
+    for name in _SERVING:
+        vars(importlib.import_module(name))["TCPStore"] = _store_class()
+    interface = _loopback_interface()
+    if interface is not None:
+        os.environ.setdefault(INTERFACE, interface)
 
 
 @functools.cache

@@ -6,13 +6,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
 from hsap.steps import METRICS, read_steps
+from hsap.train.told import written
 
 
 class MetricsLog:
@@ -23,7 +23,7 @@ class MetricsLog:
 
     def __init__(self, out: Path, num_steps: int, resumed_step: int, tensorboard: bool, log_every: int) -> None:
         self.path = out / METRICS
-        with _written(self.path):
+        with written(self.path):
             out.mkdir(parents=True, exist_ok=True)
             truncate(self.path, resumed_step)
             self.file = self.path.open("a", encoding="utf-8")
@@ -41,7 +41,7 @@ class MetricsLog:
 
     def write(self, figures: dict) -> None:
         """Record a step. figures: JSON values by name, `step` among them; None for what is undefined."""
-        with _written(self.path):
+        with written(self.path):
             self.file.write(json.dumps(figures) + "\n")
             self.file.flush()
         step = figures["step"]
@@ -65,17 +65,6 @@ class MetricsLog:
             self.file.close()
         if self.writer is not None:
             self.writer.close()
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"{path} can't be written ({error.strerror}); make room, or set out= to a folder that can be written to; "
-            "if checkpoints were saved, resume=true goes on from the newest"
-        ) from error
 
 
 def truncate(path: Path, last_step: int) -> None:

@@ -19,6 +19,7 @@ from hsap.files import replace
 from hsap.train import flags
 from hsap.train.checkpoints.folder import CHECKPOINTS, LATEST, newest_good
 from hsap.train.hang.processes import born
+from hsap.train.told import written
 
 MARK = "launched.json"
 """In the folder of a run: which job has written there."""
@@ -30,8 +31,10 @@ def is_restart(environment: Mapping[str, str]) -> bool:
 
 
 def mark(out: str, environment: Mapping[str, str]) -> None:
-    """Note which job writes to a run's folder."""
-    replace(Path(out) / MARK, json.dumps(_job(environment)).encode())
+    """Note which job writes to a run's folder; ValueError where that can't be written to."""
+    path = Path(out) / MARK
+    with written(path):
+        replace(path, json.dumps(_job(environment)).encode())
 
 
 def is_marked(out: str | Path, environment: Mapping[str, str]) -> bool:

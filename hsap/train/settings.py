@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hsap.train.told import written
+
 
 def write_down(
     values: Mapping[str, object], found: Mapping[str, object], arguments: Sequence[str], config_dir: Path
@@ -37,14 +39,20 @@ def _readable(line: str) -> str:
 
 
 def keep(out: Path, text: str) -> None:
-    """Make `text` OUT/config.yaml; what earlier legs of a resumed run had there stays, as config.1.yaml and so on."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Make `text` OUT/config.yaml; what earlier legs of a resumed run had there stays, as config.1.yaml and so on.
+
+    ValueError where the disk is full, or the folder can't be written to; what was there is untouched then.
+    """
     path = out / "config.yaml"
-    if path.exists():
-        if path.read_text(encoding="utf-8") == text:
+    with written(path):
+        out.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
             return
-        number = 1
-        while (out / f"config.{number}.yaml").exists():
-            number += 1
-        path.rename(out / f"config.{number}.yaml")
-    path.write_text(text, encoding="utf-8")
+        fresh = out / ".config.yaml"
+        fresh.write_text(text, encoding="utf-8")
+        if path.exists():
+            number = 1
+            while (out / f"config.{number}.yaml").exists():
+                number += 1
+            path.rename(out / f"config.{number}.yaml")
+        fresh.rename(path)

@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _CLOSED = r"Connection (was likely )?(closed|reset)|Broken pipe|pair closure"
@@ -15,6 +17,18 @@ _CLOSED = r"Connection (was likely )?(closed|reset)|Broken pipe|pair closure"
 def is_echo(error: BaseException) -> bool:
     """Whether an error only says that another rank has gone: that one, or the launcher, knows why."""
     return isinstance(error, RuntimeError) and re.search(_CLOSED, str(error)) is not None
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """While a file of the run is written, say what is wrong with it or its disk as a ValueError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{path} can't be written ({error.strerror}); make room, or set out= to a folder that can be written to; "
+            "if checkpoints were saved, resume=true goes on from the newest"
+        ) from error
 
 
 def tell(text: str, rank: int, final: bool = False, amid: bool = False, program: str = "train.py") -> None:

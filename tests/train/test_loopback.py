@@ -38,12 +38,12 @@ def test_ranks_started_here_and_their_agent_listen_on_the_loopback_address_alone
 
 
 STORES = """
-    import socket, psutil
-    from torch.distributed import rendezvous
+    import datetime, importlib, socket, psutil
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
     from hsap.train.loopback import keep_here
     keep_here()
     def store(host, port):
-        return rendezvous.TCPStore(host, port, world_size=1, is_master=True, multi_tenant=True, wait_for_workers=False)
+        return rendezvous._create_c10d_store(host, port, 0, 1, datetime.timedelta(seconds=60))
     def open_at(port):
         return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == "LISTEN" and c.laddr.port == port]
     first = store("127.0.0.1", 0)

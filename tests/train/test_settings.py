@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,15 @@ def test_earlier_legs_keep_theirs(tmp_path):
         keep(tmp_path / "out", text)
     found = {path.name: path.read_text() for path in Path(tmp_path / "out").iterdir()}
     assert found == {"config.yaml": "c", "config.2.yaml": "b", "config.1.yaml": "a"}
+
+
+def test_on_a_full_disk_what_was_there_stays_and_a_paragraph_says_so(tmp_path, monkeypatch):
+    keep(tmp_path, "first")
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ValueError, match=r"config.yaml can't be written \(No space left on device\); make room"):
+        keep(tmp_path, "second")
+    assert (tmp_path / "config.yaml").read_text() == "first" and not (tmp_path / "config.1.yaml").exists()

@@ -20,7 +20,7 @@ import pytest
 from tests.forks import CONTEXT, preload
 
 preload("tests.train.forked", "tests.train.worlds")
-_LIMIT_S = 300.0
+_LIMIT_S, _MANY_RUNS_S = 300.0, 1800.0
 
 
 def fork(function: Callable, *arguments) -> multiprocessing.Process:
@@ -35,7 +35,7 @@ def run_world(num_ranks: int, runs: list[list[str]], folder: Path, train: Callab
 
     train: a module's function that does, given the runs; None: `tests.parity.rank.main`.
     """
-    World(folder, num_ranks, runs, train or _probed).finish()
+    World(folder, num_ranks, runs, train or _probed).finish(limit_s=_MANY_RUNS_S)
 
 
 class World:
@@ -68,9 +68,9 @@ class World:
                 return
             time.sleep(0.002)
 
-    def finish(self, code: int = 0) -> str:
+    def finish(self, code: int = 0, limit_s: float = _LIMIT_S) -> str:
         """Wait until the ranks have ended, all with this code; gives what they have said."""
-        end = time.monotonic() + _LIMIT_S
+        end = time.monotonic() + limit_s
         for rank in self.ranks:
             rank.join(max(end - time.monotonic(), 0.1))
         if any(rank.exitcode != code for rank in self.ranks):

@@ -427,3 +427,17 @@ def test_a_shape_that_the_ranks_can_t_run_at_is_refused(own):
     """Of 4 ranks with 2 query heads: six, one with a head too few, no shape, and one that the columns aren't of."""
     fault = verify(replace(small(heads=(2, 2)), own_topology=own)).errors[0]
     assert fault.rule == ("structure.columns" if own == Topology(2, 2) else "structure.problem")
+
+
+def test_what_people_are_shown_must_be_possible():
+    """Pages and figures count stages and index by a chart's ranks: a stranger's must not make them endless."""
+    plan = small("2x2")
+    for column, value in itertools.product(range(6), (-1, 1 << 40)):
+        chart = plan.chart[0][1].copy()
+        chart[0, column] = value
+        report = verify(replace(plan, chart=((plan.chart[0][0], chart),)))
+        assert [fault.rule for fault in report.errors] == ["structure.charts"]
+    for charts in ((), ((plan.chart[0][0],),), ((plan.chart[0][0], plan.chart[0][1][:, :5]),)):
+        assert [fault.rule for fault in verify(replace(plan, chart=charts)).errors] == ["structure.columns"]
+    late = with_column(plan.programs[0][0], "stage", 0, 1 << 30)
+    assert "stages of instructions" in str(verify(with_program(plan, 0, 0, late)))

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from hsap.data.chat.bounds import BoundedEnvironment, Unbounded
 from hsap.data.chat.marks import CLOSE, OPEN
 from hsap.ir.check import one_line
 
@@ -41,10 +41,11 @@ class Renderer:
         self.source, self.name, self.special = source, name, dict(special)
         self.day = datetime.datetime(day.year, day.month, day.day)
         try:
-            self._open, self._marked = (self._environment(marked).from_string(source) for marked in (False, True))
+            self._sandboxes = [self._environment(marked) for marked in (False, True)]
+            self._open, self._marked = (sandbox.from_string(source) for sandbox in self._sandboxes)
             tree = self._environment(False).parse(source)
             self.known = _known_words(tree)
-        except (TemplateError, RecursionError) as error:
+        except (TemplateError, RecursionError, Unbounded) as error:
             number = getattr(error, "lineno", None)
             line = f", line {number}" if number else ""
             raise ValueError(
@@ -57,21 +58,27 @@ class Renderer:
     ) -> str:
         """Give the text of messages. prompt: with what makes the model begin. marked: with marks of generation tags.
 
-        `Refusal`: why the template doesn't render them.
+        `Refusal`: why the template doesn't render them. ValueError: it goes on beyond all bounds.
         """
         template = self._marked if marked else self._open
+        self._sandboxes[marked].begin()
         try:
             return template.render(
                 messages=list(messages), tools=list(tools) or None, add_generation_prompt=prompt, **self.special
             )
         except _Said as error:
             raise Refusal(f"the chat template refuses it: {one_line(error.message)}") from error
+        except Unbounded as error:
+            raise ValueError(
+                f"chat template {self.name}: {error}; it has no end in sight: repair it, or set "
+                "data.chat_template to another"
+            ) from error
         except Exception as error:  # a template may fail in any way that an expression can
             raise Refusal("the chat template refuses it", f"{type(error).__name__}: {error}") from error
 
-    def _environment(self, marked: bool) -> ImmutableSandboxedEnvironment:
+    def _environment(self, marked: bool) -> BoundedEnvironment:
         extensions = [_MarkedGeneration if marked else _Generation, "jinja2.ext.loopcontrols"]
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = self.day.strftime

@@ -116,7 +116,7 @@ class Sight:
                 if code is None:
                     return f"waits to {verb} {way} rank {self.peer}"
                 what = f"{'all_to_all ' if code.op == Op.ALL_TO_ALL else ''}{verb} {code.role.name.lower()}"
-                return f"waits at #{code.index} {what} {way} rank {self.peer} ({self.where.partition(' (')[2]}"
+                return f"waits at #{code.number} {what} {way} rank {self.peer} ({self.where.partition(' (')[2]}"
             case Wait.PLAN:
                 plan, step = self.words[Word.PLAN], self.words[Word.STEP]
                 return f"waits for the plan of micro-batch {plan} from rank {self.peer} (after step {step})"

@@ -105,7 +105,7 @@ def _fault(sight: Sight, fault: Fault) -> str:
             return f"{_silence(sight)}, last seen {sight.where}"
         case Fault.WORKS:
             return f"is {sight.where} for {sight.still_s:.0f} s"
-        case _:  # BEHIND, CIRCLE
+        case Fault.BEHIND | Fault.CIRCLE | Fault.STORE:
             return f"is furthest behind: it {_other(sight)}"
 
 

@@ -228,7 +228,8 @@ class Watch:
 
     def _speak(self, sights: list[Sight], what: str) -> None:
         """Say why all end, unless another rank has said it; ends this process in either case."""
-        found = telling.blame(sights, max(5 * self.beat_s, 2.0))
+        # One that is only starved of processor time answers now and then.
+        found = telling.blame(sights, max(5 * self.beat_s, 2.0, 0.5 * sights[self.rank].still_s))
         stands, lost = telling.stands(sights, found), self._lost_store()
         if lost and found.fault in (telling.Fault.BEHIND, telling.Fault.CIRCLE, telling.Fault.WORKS):
             found = telling.Blame(telling.Fault.STORE, ())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-TIMEOUT_S, START_TIMEOUT_S = 8.0, 30.0
-"""`guard.timeout_s` and `guard.start_timeout_s` of the runs: how long no rank may move, and before the first step."""
+TIMEOUT_S, START_TIMEOUT_S, LONG_S = 8.0, 40.0, 240.0
+"""`guard.timeout_s` of the runs: how long no rank may move; `guard.start_timeout_s`, where tried, and elsewhere."""
 ENDED_S, HUNG_S = 45.0, TIMEOUT_S + 45.0
 """Within these all must have ended, from the fault on: where a rank has ended, and where the others must find out."""
 STEP, NUM_STEPS, SAVE_EVERY, EVAL_EVERY = 5, 14, 2, 3
@@ -87,6 +87,10 @@ class Case:
         return out
 
     @property
+    def start_timeout_s(self) -> float:
+        return START_TIMEOUT_S if self.moment in NOT_YET else LONG_S
+
+    @property
     def saved(self) -> int:
         """The step whose checkpoint there must be."""
         if self.survives:
@@ -114,7 +118,7 @@ def _ended(case: Case) -> str:
 
 _MESSAGES = {
     "kill": lambda case: _ended(case),
-    "memory": lambda case: _ended(case) + ".*memory",
+    "memory": lambda case: "(?=.*memory)" + _ended(case),
     "stop": _hang,
     "slow": _hang,
     "cut": lambda case: r"(no rank has moved for \d+ s .*rank \d+|haven't come: \d)",
