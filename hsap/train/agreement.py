@@ -79,6 +79,26 @@ def check_step(batch: StepBatch, plans: Sequence, mesh: Mesh, device: torch.devi
         )
 
 
+def check_held_out(micros: Sequence[MicroBatch], plans: Sequence, mesh: Mesh, device: torch.device) -> None:
+    """Check that all ranks of the SP group evaluate the same data by the same plans. One small all-reduce.
+
+    `Diverged`, on every rank of the group, shows who holds what.
+    """
+    data = batch_digest(micros) % (1 << _BITS)
+    planned = zlib.crc32("".join(plan.hash for plan in plans).encode()) % (1 << _BITS)
+    totals = torch.tensor([data, data**2, planned, planned**2], dtype=torch.int64, device=device)
+    dist.all_reduce(totals, group=mesh.sp)
+    sums, ranks = totals.tolist(), mesh.topology.num_ranks
+    if not all(equal(ranks, *sums[i : i + 2]) for i in (0, 2)):
+        held = gather_texts(f"data {data:06x}, plans {planned:06x}", mesh.sp, device)
+        raise Diverged(
+            f"evaluation: the ranks of SP group {mesh.dp_rank} don't hold the same: "
+            f"{_sides(held, 'rank', dist.get_process_group_ranks(mesh.sp))}. All ranks must run the same code and "
+            "packages on the same held-out data (data.eval_path); if they do, a machine among them computes wrongly. "
+            "resume=true goes on from the newest checkpoint"
+        )
+
+
 def equal(ranks: int, total: int | float, squares: int | float) -> bool:
     """Whether numbers whose sum and whose squares' sum these are, one a rank, are all the same."""
     return ranks * squares == total * total

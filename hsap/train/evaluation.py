@@ -12,6 +12,7 @@ from hsap.data.batch import MicroBatch
 from hsap.data.loader import eval_batches
 from hsap.data.store import DocumentStore
 from hsap.planning.planned import Exchange, Planned
+from hsap.train.agreement import check_held_out
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine
 from hsap.train.metrics import ratio
@@ -49,6 +50,7 @@ class Evaluation:
         )
         if self._plans is None:
             self._plans = self._planned(batches.micro_batches)
+        check_held_out(batches.micro_batches, self._plans, self.engine.mesh, self.engine.device)
         self.engine.deepspeed.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.engine.device)
         for micro, plan in zip(batches.micro_batches, self._plans, strict=True):

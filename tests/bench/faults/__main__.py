@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
     failed = sum(bool(verdict.wrong) for verdict in verdicts)
     print(f"{len(verdicts) - failed} of {len(verdicts)} cases passed")
     rows = [verdict.to_json() for verdict in verdicts]
-    record(
-        "faults", {"quick": asked.quick, "forked": asked.forked, "timeout_s": TIMEOUT_S, "rows": rows}, found, folder
-    )
+    if not (asked.kind or asked.moment):
+        figures = {"quick": asked.quick, "forked": asked.forked, "timeout_s": TIMEOUT_S, "rows": rows}
+        record("faults", figures, found, folder)
     if not asked.quick and len(cases) == len(CASES):
         (folder / "faults.md").write_text(table(verdicts, caption(found, ranks=NUM_RANKS)), encoding="utf-8")
     return int(failed > 0)
