@@ -60,6 +60,10 @@ golden: $(READY)  ## Rewrite the golden plans in tests/golden on purpose.
 parity: $(READY)  ## Loss and gradients of every topology, ZeRO stage and accumulation against one process.
 	$(RUN) -m tests.parity
 
+.PHONY: docs
+docs: $(READY)  ## Build the documentation into site/, strictly: a warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
 bench: bench-planning  ## Planning, then the accuracy of split attention.
 	$(RUN) -m tests.bench.accuracy
 
@@ -109,4 +113,4 @@ bench-soak: $(READY)  ## Train for long: does anything grow, is it repeatable (A
 	$(RUN) -m tests.bench.soak $(ARGS)
 
 clean:  ## Remove what running has made; the environment stays.
-	rm -rf outputs multirun .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage*
+	rm -rf outputs multirun site .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage*

@@ -102,9 +102,9 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MAY_IMPORT)
-def test_the_readme_names_the_room(name: str) -> None:
-    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
-    assert re.search(rf"`(hsap/)?{name}(\.py)?`", readme), f"say in README's How it works what hsap/{name} is"
+def test_the_map_of_the_code_names_the_room(name: str) -> None:
+    told = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert re.search(rf"`(hsap/)?{name}(\.py)?`", told), f"say in CONTRIBUTING's Where things are what hsap/{name} is"
 
 
 def module_file(name: str) -> Path | None:

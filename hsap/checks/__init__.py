@@ -8,4 +8,5 @@ alone       the same step in one process, without DeepSpeed
 difference  how far two steps are apart, and how far they may be
 parity      `hsap check parity`
 leak        `hsap check leak`
+error       `hsap check error`, in this process alone
 """

@@ -30,10 +30,23 @@ def add_to(commands: Any) -> None:
     parity.add_argument(
         "--full", action="store_true", help="the batch as configured (default: short packs, two micro-steps at most)"
     )
-    for command in (leak, parity):
+    error = what.add_parser(
+        "error",
+        help="what does splitting attention cost in accuracy?",
+        description="Measure o, dq, dk and dv of the first micro-batch's attention against float64, split over the "
+        "configured ranks, beside one device's in the same number format; all in this process, documents cut so that "
+        "it takes seconds. Exit code 1: the wire dtype is over check.error_budget (1.1 where that is null).",
+    )
+    for command in (leak, parity, error):
         command.add_argument("--json", action="store_true", help="print what was found as JSON and nothing else")
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
-        command.set_defaults(run=_check, full=False)
+        command.set_defaults(run=_error if command is error else _check, full=False)
+
+
+def _error(arguments: argparse.Namespace) -> int:
+    from hsap.checks.error import run_error
+
+    return OK if run_error(tuple(arguments.overrides), arguments.json) == OK else NOT_OK
 
 
 def _check(arguments: argparse.Namespace) -> int:
