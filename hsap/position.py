@@ -52,18 +52,20 @@ class Phase(IntEnum):
     """What the loop is at, in the order of a step."""
 
     START = 0
-    DATA = 1
-    AGREE = 2
-    FORWARD = 3
-    BACKWARD = 4
-    JUDGE = 5
-    UPDATE = 6
-    FIGURES = 7
-    EVALUATE = 8
-    SAVE = 9
-    SAVED = 10
-    END = 11
-    LEFT = 12
+    JOIN = 1
+    DATA = 2
+    AGREE = 3
+    FORWARD = 4
+    BACKWARD = 5
+    JUDGE = 6
+    UPDATE = 7
+    WEIGHTS = 8
+    FIGURES = 9
+    EVALUATE = 10
+    SAVE = 11
+    SAVED = 12
+    END = 13
+    LEFT = 14
 
 
 class Planning(IntEnum):

@@ -97,8 +97,11 @@ class Engine:
         gradients.leave_out(self.deepspeed)
 
 
-def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
-    """Join the other ranks. Collective over the job. store: where they meet; None: as the launcher says."""
+def join(config: TrainConfig, store: dist.Store | None = None, position: Position | None = None) -> Mesh:
+    """Join the other ranks. Collective over the job.
+
+    store: where they meet; None: as the launcher says. position: where it is noted that they are waited for.
+    """
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -114,6 +117,8 @@ def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
     limits = [limit for limit in (config.guard.timeout_s, config.guard.start_timeout_s) if limit is not None]
     longest = max(timedelta(minutes=30), 2 * timedelta(seconds=max(limits, default=0)))
     timeout = longest if len(limits) == 2 else timedelta(days=30)
+    position = position or Position()
+    position.phase(Phase.JOIN)
     if store is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         # In the agent's store torch would find the addresses of the ranks before these.
         known: dict[str, Any] = (
@@ -124,7 +129,9 @@ def join(config: TrainConfig, store: dist.Store | None = None) -> Mesh:
             config.engine.backend, store=store, rank=rank, world_size=world_size, timeout=timeout, **known
         )
     deepspeed.init_distributed(config.engine.backend, timeout=timeout, verbose=False, dist_init_required=True)
-    return make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
+    mesh = make_mesh(Topology(config.inter_sp, config.intra_sp), config.engine.comm_ctas)
+    position.phase(Phase.START)
+    return mesh
 
 
 def own_device(config: TrainConfig) -> torch.device:
@@ -197,7 +204,11 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     optimizer.state.clear()
     # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
     engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
-    return Engine(engine, mesh, device, sharding)
+    made = Engine(engine, mesh, device, sharding)
+    # Within an update ranks wait for one another but here, where each is by itself.
+    optimizer.register_step_pre_hook(lambda *_: made.position.phase(Phase.WEIGHTS))
+    optimizer.register_step_post_hook(lambda *_: made.position.phase(Phase.UPDATE))
+    return made
 
 
 def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:

@@ -57,7 +57,7 @@ def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | N
     """
     inputs = read_inputs(config)
     with Watch(config.guard, config.out) as watch:
-        mesh = join(config, watch.meeting)
+        mesh = join(config, watch.meeting, watch.position)
         watch.ranks_of = dist.get_process_group_ranks(mesh.sp)
         changed = {}
         if config.check.error_budget is not None:

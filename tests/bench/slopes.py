@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ _NORMAL_95 = 1.96
 class Slope:
     """Theil and Sen's slope of the medians of consecutive blocks, and its interval of 95 % (Sen 1968).
 
-    Per unit of x. first, last: levels at both ends, by medians. span: of x.
+    Per unit of x. late: the slope of the second half alone. first, last: levels at both ends, by medians. span: of x.
     """
 
     per_step: float
     low: float
     high: float
+    late: float
     first: float
     last: float
     span: float
@@ -32,8 +34,11 @@ class Slope:
         return (self.high - self.low) / 2
 
     def grows(self, most: float) -> bool:
-        """Tell whether it surely rises, and over the span by more than `most`."""
-        return self.low > 0 and self.per_step * self.span > most
+        """Tell whether it surely rises, and over the span by more than `most`, at the pace of its second half too.
+
+        What only fills up, as caches do, gets slower; a leak doesn't.
+        """
+        return self.low > 0 and min(self.per_step, self.late) * self.span > most
 
 
 def slope(x: Sequence[float], y: Sequence[float], blocks: int = _BLOCKS) -> Slope | None:
@@ -45,12 +50,17 @@ def slope(x: Sequence[float], y: Sequence[float], blocks: int = _BLOCKS) -> Slop
         return None
     places = [float(np.median(part)) for part in np.array_split(np.asarray(x, float), blocks)]
     levels = [float(np.median(part)) for part in np.array_split(np.asarray(y, float), blocks)]
-    rises = sorted(
-        (levels[j] - levels[i]) / (places[j] - places[i]) for i in range(blocks) for j in range(i + 1, blocks)
-    )
+    rises = _rises(places, levels)
     # The number of rising pairs less falling ones, if nothing grew, has this deviation (Kendall).
     deviation = math.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
     middle = (len(rises) - 1) / 2
     low, high = middle - _NORMAL_95 * deviation / 2, middle + _NORMAL_95 * deviation / 2
     bounds = rises[max(math.floor(low), 0)], rises[min(math.ceil(high), len(rises) - 1)]
-    return Slope(float(np.median(rises)), *bounds, levels[0], levels[-1], places[-1] - places[0])
+    late = float(np.median(_rises(places[blocks // 2 :], levels[blocks // 2 :])))
+    return Slope(float(np.median(rises)), *bounds, late, levels[0], levels[-1], places[-1] - places[0])
+
+
+def _rises(places: Sequence[float], levels: Sequence[float]) -> list[float]:
+    """Slopes between all pairs of blocks, in order."""
+    pairs = itertools.combinations(zip(places, levels), 2)
+    return sorted((after - before) / (right - left) for (left, before), (right, after) in pairs)

@@ -283,22 +283,22 @@ def report(
         "",
         "Slopes after a third for warming up, of the rank in which it surely grows most; ± is half of an interval of "
         "95 % (Theil and Sen, over medians of twelve blocks). A quantity grows where the interval lies above 0 and all "
-        "judged steps together gain more than `may`.",
+        "judged steps together gain more than it `may`, at the pace of their second half (`late`) too.",
         "",
         "![Samples of every rank](soak.svg)",
         "",
-        "| quantity | rank | at first | at last | a step | ± | may gain | |",
-        "|---|---|---|---|---|---|---|---|",
+        "| quantity | rank | at first | at last | a step | ± | late | may gain | |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for quantity in QUANTITIES:
         row, (divisor, unit) = rows[quantity.key], quantity.unit
         if row is None:
-            lines.append(f"| {quantity.title} | | | | too few samples | | | |")
+            lines.append(f"| {quantity.title} | | | | too few samples | | | | |")
             continue
         rank, its = row
         ends = " | ".join(f"{value / divisor:,.6g} {unit}".strip() for value in (its.first, its.last))
         of_bytes = " B" if unit else ""
-        rate = f"{its.per_step:+.3g}{of_bytes} | {its.noise:.3g}"
+        rate = f"{its.per_step:+.3g}{of_bytes} | {its.noise:.3g} | {its.late:+.3g}"
         verdict = "grows" if its.grows(quantity.most) else "no growth"
         lines.append(
             f"| {quantity.title} | {rank} | {ends} | {rate} | {quantity.most / divisor:g} {unit} | {verdict} |"

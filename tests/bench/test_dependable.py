@@ -93,6 +93,7 @@ def test_growth_is_told_from_noise(seed):
     assert not flat.grows(1e6) and flat.noise > 0
     leak = slope(STEPS, 4e8 + noise + 1000 * STEPS)
     assert leak.grows(1e6) and leak.per_step == pytest.approx(1000, abs=300) and leak.low < leak.per_step < leak.high
+    assert not slope(STEPS, 4e8 + noise / 10 + 8e6 * (1 - np.exp(-STEPS / 500))).grows(2e6), "a cache that fills up"
     assert slope(STEPS, 30 + STEPS // 400).grows(0.5), "a descriptor now and then"
     assert not slope(STEPS, 30 + (STEPS > 1500)).grows(0.5), "one, once"
 

@@ -114,8 +114,9 @@ def test_every_note_of_the_loop_is_seen_as_a_move():
 
 def test_another_process_reads_the_record_of_one_that_is_stopped_and_nothing_stays():
     code = (
-        "import sys, time; from hsap.train.hang.shared import make; from hsap.position import Position\n"
-        "shared = make(2); Position(shared.record(1)).phase(3, 41); print(shared.path, flush=True); time.sleep(99)"
+        "import sys, time; from hsap.train.hang.shared import make; from hsap.position import Phase, Position\n"
+        "shared = make(2); Position(shared.record(1)).phase(Phase.FORWARD, 41)\n"
+        "print(shared.path, flush=True); time.sleep(99)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         path = other.stdout.readline().strip()

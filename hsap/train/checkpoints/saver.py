@@ -42,6 +42,7 @@ class Saver:
         self.store = job_store()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._told: str | None = None
         if self.rank == 0:
             clear_unfinished(self.home)
         dist.barrier()
@@ -90,10 +91,10 @@ class Saver:
         except OSError as error:
             said = {"error": f"rank {self.rank}: {error}"}
         self.store.set(self._key(step, self.rank), json.dumps(said))
+        self._note(Phase.SAVED)
         if self.rank == 0:
             self.store.set(self._key(step, "done"), self._publish(step, state))
-        if self._thread is None:
-            self.position.phase(Phase.SAVED)
+            self._note(Phase.SAVED)
         self.store.wait([self._key(step, "done")], _PATIENCE)
         if problem := self.store.get(self._key(step, "done")).decode():
             raise ValueError(
@@ -105,6 +106,10 @@ class Saver:
         """On rank 0: wait for all ranks and make the checkpoint; gives what went wrong, empty if nothing did."""
         keys = [self._key(step, rank) for rank in range(self.world_size)]
         self.store.wait(keys, _PATIENCE)
+        self._note(Phase.SAVE)
+        if self._told is not None:  # all have read it: they are further on
+            self.store.delete_key(self._told)
+        self._told = self._key(step, "done")
         told = [json.loads(self.store.get(name)) for name in keys]
         if errors := [one["error"] for one in told if "error" in one]:
             # What is half written would hold the room that is wanted.
@@ -119,6 +124,11 @@ class Saver:
             clear_unfinished(self.home)
             return str(error)
         return ""
+
+    def _note(self, phase: Phase) -> None:
+        """Note what is done for a checkpoint, unless behind the next steps, which note themselves."""
+        if self._thread is None:
+            self.position.phase(phase)
 
     def _key(self, step: int, who: int | str) -> str:
         return f"hsap/checkpoint/{self.config.out}/{step}/{who}"

@@ -11,12 +11,14 @@ from hsap.train.hang.processes import GONE, Person
 
 _PHASES = {
     Phase.START: "before the first step",
+    Phase.JOIN: "joining the others",
     Phase.DATA: "between two steps",
     Phase.AGREE: "comparing plans",
     Phase.FORWARD: "in the model's forward pass",
     Phase.BACKWARD: "in the model's backward pass",
     Phase.JUDGE: "adding up loss and gradient",
     Phase.UPDATE: "in the optimizer's update, gradients' reduction included",
+    Phase.WEIGHTS: "computing new weights from its gradients",
     Phase.FIGURES: "summing the step's figures",
     Phase.EVALUATE: "in evaluation",
     Phase.SAVE: "writing its part of a checkpoint",
@@ -38,7 +40,7 @@ def where(words: Sequence[int]) -> str:
         direction = "backward" if words[Word.DIRECTION] else "forward"
         evaluating = " of evaluation" if phase == Phase.EVALUATE else ""
         return f"at {code} (layer {words[Word.LAYER]}, {direction}{evaluating}, {step})"
-    if phase in (Phase.START, Phase.LEFT):
+    if phase in (Phase.START, Phase.JOIN, Phase.LEFT):
         return f"{_PHASES[phase]}{_planning(words)}"
     if phase == Phase.DATA:
         return f"{_PHASES[phase]}{_planning(words)} (after step {words[Word.STEP]})"

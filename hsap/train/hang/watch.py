@@ -37,6 +37,8 @@ _LOCK_S = 30.0
 """So much longer than the watch itself may Python's lock be held before the process is ended."""
 _ENDED_S = 3.0
 """How long whoever starts ranks may take to say how one of them ended, before another rank says that it has."""
+_TOGETHER = (Phase.JOIN, Phase.AGREE, Phase.JUDGE, Phase.UPDATE, Phase.FIGURES, Phase.SAVED, Phase.END)
+"""Phases in which a rank waits for all others, as far as can be seen."""
 _CURRENT: list[Watch] = []
 
 
@@ -196,7 +198,7 @@ class Watch:
         phase = Phase(words[Word.PHASE])
         if phase in (Phase.START, Phase.DATA, Phase.EVALUATE) and words[Word.PLANNING] == Planning.AWAITS:
             return Wait.PLAN, self.ranks_of[words[Word.PLANNER]]
-        if phase in (Phase.AGREE, Phase.JUDGE, Phase.UPDATE, Phase.FIGURES, Phase.SAVED, Phase.END):
+        if phase in _TOGETHER:
             return Wait.ALL, -1
         return Wait.NOTHING, -1
 

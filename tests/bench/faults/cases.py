@@ -21,6 +21,7 @@ EVERYWHERE = (
     *NOT_YET,
     *("loading", "planning", "forward", "all_to_all", "backward", "optimizer", "writing", "publishing", "evaluating"),
 )
+IN_BACKGROUND = ("train.save_in_background=true",)
 ON_RANK_0 = ("publishing", "logging")
 WORDS = {
     "start": "start-up",
@@ -95,7 +96,9 @@ class Case:
         """The step whose checkpoint there must be."""
         if self.survives:
             return NUM_STEPS
-        return (AHEAD_STEP if self.moment in AHEAD else STEP) - 1
+        # In the background the checkpoint before may be the one that is struck.
+        behind = SAVE_EVERY if self.settings == IN_BACKGROUND else 0
+        return (AHEAD_STEP if self.moment in AHEAD else STEP) - 1 - behind
 
     @property
     def message(self) -> str:
@@ -133,11 +136,10 @@ def _of_kind(kind: str, moments: tuple[str, ...]) -> list[Case]:
     return [Case(kind, moment, 0 if moment in ON_RANK_0 else RANK) for moment in moments]
 
 
-IN_BACKGROUND = ("train.save_in_background=true",)
 CASES = (
     *_of_kind("kill", EVERYWHERE),
     *_of_kind("stop", EVERYWHERE),
-    *_of_kind("raise", EVERYWHERE),
+    *_of_kind("raise", EVERYWHERE[1:]),  # before train.py's own code there is none to raise
     *_of_kind("slow", ("joining", "loading", "planning", "forward", "backward", "optimizer", "writing", "evaluating")),
     *_of_kind("cut", ("joining", "planning", "forward", "backward", "optimizer", "writing", "evaluating")),
     *_of_kind("memory", ("reading", "planning", "forward", "optimizer", "writing")),
