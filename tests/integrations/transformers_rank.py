@@ -160,7 +160,8 @@ def check_leaks(family: str, topology: str) -> None:
         return model(**batch, loss_scale=1.0).loss, batch["hsap"]
 
     report = hsap.check_leak(model, features, as_one, sp=sp)
-    assert {leak.where for leak in report.leaks if leak.direction == "forward"} == {"model.layers.0"}, str(report)
+    where = {leak.where for leak in report.leaks if leak.direction == "forward"}
+    assert where == {"model.layers.0"}, f"{where}: {report}"
     assert report.leaks[0].told == "document 1" and report.leaks[0].documents == ("2",), str(report)
     assert all(parameter.grad is None for parameter in model.parameters())
 

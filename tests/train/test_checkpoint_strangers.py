@@ -69,7 +69,7 @@ def test_fields_that_no_run_has_written_are_refused(home, name, value):
     path = home / "step6" / STATE
     state = {**json.loads(path.read_text()), name: value}
     del state["sha256"]
-    path.write_text(json.dumps({**state, "sha256": module._digest(state)}))
+    path.write_text(json.dumps({**state, "sha256": module.digest(state)}))
     with pytest.raises(ValueError, match=r"latest names step6, which can't be used: .*newest good one is step4"):
         read_state(run_in(home.parent))
 

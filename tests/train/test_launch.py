@@ -166,7 +166,10 @@ def test_an_interrupt_before_training_ends_soon_with_one_line(tmp_path, amid):
     ranks = process.children()
     run.send_signal(signal.SIGINT)
     out, told = run.communicate(timeout=60)
-    assert (run.returncode, out, told) == (130, "", "train.py: interrupted\n")
+    assert (run.returncode, out) == (130, "")
+    # On a busy machine ranks may have come as far as to tell how they read the data.
+    *before, last = told.splitlines()
+    assert last == "train.py: interrupted" and all(line.startswith("hsap: data.path: ") for line in before), told
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 

@@ -78,4 +78,4 @@ def test_a_sweep_is_recognised(argument):
 def test_what_hydra_can_t_take_is_told_in_a_paragraph(argument, told):
     with pytest.raises(ValueError, match=told) as raised:
         launch._compose(REPOSITORY / "configs", rewrite([argument]))
-    assert launch._is_message(raised.value)
+    assert launch.is_message(raised.value)

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from tests.parity import GRADIENT_BAR, LOSS_BAR, Case, arguments, write_data
+from hsap.checks.difference import GRADIENT_BAR, LOSS_BAR
+from tests.parity import Case, arguments, write_data
 from tests.train.shared_question_rank import train
 from tests.train.worlds import run_world
 

@@ -8,7 +8,7 @@ import pytest
 import hsap
 from hsap.ir.program import Op
 from hsap.view import Course, Scene, read_run, render
-from tests.verify.mutants import with_column, with_program
+from tests.mutation.mutants import with_column, with_program
 from tests.view.plans import compiled, write_run
 
 

@@ -94,9 +94,10 @@ def _machine(plan: Plan, rank: int, direction: int) -> Machine:
 def _run(machine: Machine, direction: int) -> float:
     decoded = machine.decoded[0, direction]
     views, transport = decoded.memory.views, machine.transport
+    place = machine.position.words
     start = time.perf_counter()
     # As `Machine._run` does it.
-    for step, machine.at in zip(decoded.steps, decoded.names):
+    for place[0], step in zip(decoded.codes, decoded.steps):
         while step(views, transport) is False:
             pass
     return time.perf_counter() - start
