@@ -19,9 +19,9 @@ needs_mounts = pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
 
 @needs_mounts
 @pytest.mark.slow
-def test_a_stopped_rank_ends_the_run_with_a_message_and_it_goes_on(tmp_path):
+def test_a_killed_rank_ends_the_run_with_a_message_and_it_goes_on(tmp_path):
     bench = Bench(tmp_path, forked=True)
-    for case in QUICK[1:]:
+    for case in QUICK[:1]:
         verdict = bench.try_(case)
         assert not verdict.wrong, (verdict, (tmp_path / case.folder / "told").read_text()[-3000:])
         assert verdict.resumed_from == STEP - 1 and verdict.seconds < case.limit_s

@@ -124,7 +124,7 @@ _MESSAGES = {
     "memory": lambda case: "(?=.*memory)" + _ended(case),
     "stop": _hang,
     "slow": _hang,
-    "cut": lambda case: r"(no rank has moved for \d+ s .*rank \d+|haven't come: \d)",
+    "cut": lambda case: r"(no rank has moved for \d+ s .*ranks? \d+|haven't come: \d)",
     "raise": lambda case: (rf"rank {case.rank}\b.*" if case.rank else "") + "a bug that the bench has put here",
     "disk": lambda case: r"(No space left on device|File too large|Disk full)",
     "diverge": lambda case: r"don't hold the same: .*rank",
