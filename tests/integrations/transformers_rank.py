@@ -161,7 +161,8 @@ def check_leaks(family: str, topology: str) -> None:
 
     report = hsap.check_leak(model, features, as_one, sp=sp)
     where = {leak.where for leak in report.leaks if leak.direction == "forward"}
-    assert where == {"model.layers.0"}, f"{where}: {report}"
+    # Laid in another order, documents have other positions besides, which run on.
+    assert where == {"model.layers.0", "model.rotary_emb"}, f"{where}: {report}"
     assert report.leaks[0].told == "document 1" and report.leaks[0].documents == ("2",), str(report)
     assert all(parameter.grad is None for parameter in model.parameters())
 
