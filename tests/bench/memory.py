@@ -3,6 +3,9 @@
 Ranks train a step and then another, whose peak is compared (the first one makes the optimizer's state). Counted is what
 PyTorch's CPU allocator was asked for, on the fullest rank; what gloo, NumPy and Python take beside is not. Each row is
 a topology, ZeRO stage, number format, checkpointing, shape and length of pack.
+
+For a quiet machine: where cores are short, gloo's thread may let go of a reduced bucket only after the next one is
+there, and the count is then higher by that bucket, in one run and not in the next.
 """
 
 from __future__ import annotations
