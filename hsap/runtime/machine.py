@@ -48,8 +48,8 @@ class Machine:
     """Runs a plan's streams for one rank.
 
     dtype: of q, k, v; where it is not the plan's, buffers are allocated apart from the arena. position, recorder and
-    ranges may be changed between runs; None: nothing is recorded or named. Ranges are for a machine that never yields:
-    they nest. layer: the model's, for all three.
+    ranges may be changed between runs; without the last two nothing is recorded or named. Ranges are for a machine
+    that never yields: they nest. layer: the model's, for all three.
     """
 
     def __init__(

@@ -19,19 +19,10 @@ from hsap.train.checkpoints.folder import damage, read_state
 from hsap.train.inputs import read_inputs
 from tests.parity import REPOSITORY, write_data
 from tests.parity.rank import configure
-from tests.train.worlds import World
+from tests.train.worlds import SMALL_MODEL, World
 
 SAME = ("step", "loss", "grad_norm", "lr", "tokens", "target_tokens", "doc_ids_hash")
 NUM_STEPS = 10
-MODEL = {
-    "num_layers": 2,
-    "hidden_dim": 32,
-    "head_dim": 8,
-    "ffn_dim": 48,
-    "num_q_heads": 4,
-    "num_kv_heads": 2,
-    "vocab_size": 2048,
-}
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +44,7 @@ def settings(folder, out, *more):
         "optim.warmup_steps": 2,
         "verify": "false",
         "out": folder / out,
-        **{f"model.{key}": value for key, value in MODEL.items()},
+        **{f"model.{key}": value for key, value in SMALL_MODEL.items()},
     }
     return [*(f"{key}={value}" for key, value in values.items()), *more]
 

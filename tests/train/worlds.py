@@ -22,6 +22,17 @@ from tests.forks import CONTEXT, preload
 preload("tests.train.forked", "tests.train.worlds")
 _LIMIT_S, _MANY_RUNS_S = 300.0, 1800.0
 
+SMALL_MODEL = {
+    "num_layers": 2,
+    "hidden_dim": 32,
+    "head_dim": 8,
+    "ffn_dim": 48,
+    "num_q_heads": 4,
+    "num_kv_heads": 2,
+    "vocab_size": 2048,
+}
+"""Keys of `model` for runs whose steps should cost next to nothing."""
+
 
 def fork(function: Callable, *arguments) -> multiprocessing.Process:
     """Call a module's function in a process that already has torch, DeepSpeed and the loop."""

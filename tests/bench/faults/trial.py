@@ -25,7 +25,7 @@ from tests.bench.faults.inject import GO_ON, REACHED, Fault
 from tests.bench.namespaces import PORT, Nodes
 from tests.parity import REPOSITORY, write_data
 from tests.parity.rank import configure
-from tests.train.worlds import World
+from tests.train.worlds import SMALL_MODEL, World
 
 SAME = ("step", "loss", "grad_norm", "lr", "tokens", "target_tokens", "doc_ids_hash", "eval_loss")
 NUM_RANKS, NUM_NODES = 4, 2
@@ -36,15 +36,6 @@ _START_S = 240.0
 _DISK_MB = 24
 _MORE_BYTES = 400 << 20
 """What a rank may take beside what it had when it began to take."""
-_MODEL = {
-    "num_layers": 2,
-    "hidden_dim": 32,
-    "head_dim": 8,
-    "ffn_dim": 48,
-    "num_q_heads": 4,
-    "num_kv_heads": 2,
-    "vocab_size": 2048,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ def settings(folder: Path, out: Path, *more: str) -> list[str]:
         "out": out,
         "guard.timeout_s": TIMEOUT_S,
         "guard.start_timeout_s": LONG_S,
-        **{f"model.{key}": value for key, value in _MODEL.items()},
+        **{f"model.{key}": value for key, value in SMALL_MODEL.items()},
     }
     return [*(f"{key}={value}" for key, value in values.items()), *more]
 
