@@ -114,7 +114,7 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
             if report is not None:
                 parity.tell(report, task.as_json)
     finally:
-        trainer.attention.close()
+        trainer.updates.attention.close()
     dist.barrier()  # told before any rank ends with an error, at which a launcher ends them all
     leave(engine)
     return OK if ok else NOT_OK

@@ -1,6 +1,6 @@
 """Engine: model, optimizer and DeepSpeed, set up so that gradients are the same for ZeRO 0–3 and any sharding.
 
-That holds with the scale that the loop (`hsap.train.run`) gives the loss.
+That holds with the scale that `hsap.train.updates` gives the loss.
 """
 
 from __future__ import annotations

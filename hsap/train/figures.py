@@ -20,6 +20,7 @@ from hsap.planning.steps import PlannedStep
 from hsap.train.agreement import check_place, place
 from hsap.train.engine import Engine
 from hsap.train.metrics import ratio
+from hsap.train.stopping import StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,10 @@ class Spent:
 
 
 class StepFigures:
-    """Puts the ranks' parts of a step together. flops_per_s: of a rank.
-
-    stopped_by: the signal that asked some rank to stop, as all ranks agree; None if none has.
-    """
+    """Puts the ranks' parts of a step together. flops_per_s: of a rank."""
 
     def __init__(self, model: ModelConfig, engine: Engine, flops_per_s: float) -> None:
         self.model, self.engine, self.flops_per_s = model, engine, flops_per_s
-        self.stopped_by: signal.Signals | None = None
 
     def add_up(self, step: PlannedStep, loss: Tensor, square: Tensor, weight_bytes: int) -> Sums:
         """Add up what each rank has of a step whose gradient is there. Collective over the job.
@@ -72,20 +69,21 @@ class StepFigures:
         counts = {name: int(count) for name, count in zip(PLANNERS, rest[len(promised) :], strict=True) if count}
         return Sums(loss_sum, math.sqrt(squares), int(sent), PlanFigures(*rest[: len(promised)]), counts)
 
-    def of(self, step: PlannedStep, sums: Sums, own: Spent, rate: float, asked_by: signal.Signals | None) -> dict:
+    def of(self, step: PlannedStep, sums: Sums, own: Spent, rate: float, stop_request: StopRequest) -> dict:
         """Figures of a step by name; times are the slowest rank's. Collective over the job.
 
-        rate: the learning rate. asked_by: the signal that came to this rank.
+        rate: the learning rate. stop_request: whose signal all ranks are told of.
         """
         batch, figures = step.batch, sums.promised
         # A rank's whole time, not the sum of three maxima: while one waits for data, the others wait for it.
         elapsed_s = own.data_wait_s + own.plan_wait_s + own.busy_s
         # A signal may have reached only some of the ranks.
-        highest = [own.data_wait_s, own.plan_wait_s, elapsed_s, _peak_bytes(self.engine.device), asked_by or 0]
+        peak_bytes, asked_by = _peak_bytes(self.engine.device), stop_request.asked_by or 0
+        highest = [own.data_wait_s, own.plan_wait_s, elapsed_s, peak_bytes, asked_by]
         highest = torch.tensor(highest, dtype=torch.float64, device=self.engine.device)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
         data_wait_s, plan_wait_s, step_s, peak_bytes, asked_by = highest.tolist()
-        self.stopped_by = signal.Signals(int(asked_by)) if asked_by else None
+        stop_request.agreed = signal.Signals(int(asked_by)) if asked_by else None
         flops = self.model.train_flops(batch.num_tokens, figures.area)
         ranks = dist.get_world_size()
         return {

@@ -19,11 +19,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopRequest:
     """While entered, SIGTERM and SIGINT are noted instead of ending the process; a second SIGINT ends it at once.
 
-    asked_by: the first signal that came, None if none has.
+    asked_by: the first signal that came to this rank; agreed: one that came to some rank, since the figures of a step
+    told all of it. None if none has.
     """
 
     def __init__(self) -> None:
         self.asked_by: signal.Signals | None = None
+        self.agreed: signal.Signals | None = None
         self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
 

@@ -25,6 +25,7 @@ from hsap.runtime.groups import make_mesh
 from hsap.train.engine import build, join, leave
 from hsap.train.inputs import read_inputs
 from hsap.train.run import Trainer
+from hsap.train.updates import Updates
 from tests.parity.rank import configure
 
 PHASES = ("forward", "backward", "update")
@@ -48,17 +49,18 @@ class MarkedTrainer(Trainer):
                 return update()
 
         engine.backward, engine.step = marked_backward, marked_update
+        self.updates.loss = self._loss
         super().train()
 
     def _exchange(self, use: str) -> PlanExchange:
         # Runs of one world share its store.
         return super()._exchange(f"{self.config.out}/{use}")
 
-    def _loss(self, micro, plan, *more):
+    def _loss(self, micro, plan):
         tokens = int((plan.rank_spans(self.mesh.sp_rank)[:, 1] - plan.rank_spans(self.mesh.sp_rank)[:, 0]).sum())
         self.tokens = max(self.tokens, tokens)
         with record_function("hsap forward"):
-            return super()._loss(micro, plan, *more)
+            return Updates.loss(self.updates, micro, plan)
 
 
 def named_storages(trainer: Trainer) -> dict[int, str]:
@@ -72,7 +74,7 @@ def named_storages(trainer: Trainer) -> dict[int, str]:
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
                 named.setdefault(tensor.untyped_storage().data_ptr(), what)
 
-    name("arena", [trainer.session.arena.bytes])
+    name("arena", [trainer.updates.session.arena.bytes])
     parameters = list(engine.module.parameters())
     name("weights", [p.data for p in parameters])
     name("weights", [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")])
@@ -182,7 +184,7 @@ def main(runs: list[list[str]]) -> None:
             trainer.train()
         named = named_storages(trainer)
         found = counted(measured, named, (config.train.steps - 1) * config.accumulation)
-        told = {"tokens": trainer.tokens, "arena": trainer.session.arena.bytes.numel()} | found
+        told = {"tokens": trainer.tokens, "arena": trainer.updates.session.arena.bytes.numel()} | found
         (out / f"allocated-{dist.get_rank()}.json").write_text(json.dumps(told))
         engine.deepspeed.destroy()
         del engine, trainer, measured

@@ -53,12 +53,12 @@ class _Allocated(ctypes.Structure):
 class Watcher:
     """Looks at this process, between steps."""
 
-    def __init__(self, order: Order, trainer) -> None:
+    def __init__(self, order: Order, updates) -> None:
         import torch.distributed as dist
 
         from hsap.runtime.groups import job_store
 
-        self.order, self.trainer, self.rank = order, trainer, dist.get_rank()
+        self.order, self.updates, self.rank = order, updates, dist.get_rank()
         self.folder = Path(order.folder)
         self.store = job_store() if self.rank == 0 else None
         self.begun = time.monotonic()
@@ -73,12 +73,12 @@ class Watcher:
     def before(self, step) -> None:
         """A step begins: say which plans it uses; put a checkpoint aside or end the run where it is time."""
         number, order = step.batch.step, self.order
-        if self.trainer.mesh.sp_rank == 0:
+        if self.updates.mesh.sp_rank == 0:
             self.plans.writelines(f"{plan.hash}\n" for plan in step.plans)
             self.plans.flush()
         done = order.done(time.monotonic() - self.begun, number)
         if self.to_put_aside and done >= 0.5:
-            self.to_put_aside = not _put_aside(Path(self.trainer.config.out), self.folder.parent)
+            self.to_put_aside = not _put_aside(Path(self.updates.config.out), self.folder.parent)
         if self.rank == 0 and done >= 1 and not self.to_put_aside:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -97,7 +97,7 @@ class Watcher:
             "blocks": sys.getallocatedblocks(),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
-            "arena": self.trainer.session.arena.bytes.numel(),
+            "arena": self.updates.session.arena.bytes.numel(),
         }
         if self.mallinfo is not None:
             told = self.mallinfo()
@@ -155,20 +155,20 @@ def _count_verified(folder: Path, rank: str) -> None:
 
 def _watch(order: Order) -> None:
     """Have the loop watched."""
-    import hsap.train.run as run
+    from hsap.train.updates import Updates
 
     _count_verified(Path(order.folder), os.environ["RANK"])
-    update, watchers = run.Trainer._update, []
+    make, watchers = Updates.make, []
 
-    def watched(trainer, step, *arguments):
+    def watched(updates, step, *arguments):
         if not watchers:
-            watchers.append(Watcher(order, trainer))
+            watchers.append(Watcher(order, updates))
         watchers[0].before(step)
-        figures = update(trainer, step, *arguments)
+        figures = make(updates, step, *arguments)
         watchers[0].after(step)
         return figures
 
-    run.Trainer._update = watched
+    Updates.make = watched
 
 
 def main() -> None:

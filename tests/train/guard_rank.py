@@ -27,6 +27,7 @@ from hsap.train.checkpoints import masters
 from hsap.train.engine import build, join
 from hsap.train.inputs import read_inputs
 from hsap.train.run import Trainer
+from hsap.train.updates import Updates
 from tests.parity.rank import configure
 
 BAD_STEP, BAD_RANK, BAD_TOKEN, LATE_STEP = 3, 1, 700, 6
@@ -40,6 +41,7 @@ class SickTrainer(Trainer):
         super().__init__(*arguments)
         self.wrong, self.notes = wrong, {}
         self._bad = False
+        self.updates.loss, self.updates.make = self._loss, self._make
         if wrong == "output":
             layer = self.engine.deepspeed.module.model.layers[1].mlp
             layer.register_forward_hook(lambda module, inputs, output: output * torch.nan if self._bad else output)
@@ -52,10 +54,10 @@ class SickTrainer(Trainer):
         return super()._exchange(f"{self.config.out}/{use}")
 
     def _loss(self, *arguments, **options) -> Tensor:
-        loss = super()._loss(*arguments, **options)
+        loss = Updates.loss(self.updates, *arguments, **options)
         return loss * torch.nan if self._bad and self.wrong == "loss" else loss
 
-    def _update(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
+    def _make(self, step: PlannedStep, waits: tuple[float, float]) -> dict:
         bad = step.batch.step == BAD_STEP
         self._bad = bad and dist.get_rank() == BAD_RANK
         if bad and self.wrong == "embedding":
@@ -70,7 +72,7 @@ class SickTrainer(Trainer):
         if self._bad and self.wrong in WRONG:
             step = WRONG[self.wrong](step)
         before = self._state()
-        figures = super()._update(step, waits)
+        figures = Updates.make(self.updates, step, waits)
         if figures.get("left_out"):
             same = [torch.equal(a, b) for a, b in zip(before, self._state(), strict=True)]
             self.notes = {"unchanged": all(same), "tensors": len(same)}

@@ -93,9 +93,9 @@ def arm(fault: Fault) -> None:
     if fault.moment == "start":
         armed.come()
         return
-    import hsap.train.run as run
+    from hsap.train.updates import Updates
 
-    _before(run.Trainer, "_update", lambda _, step, *__: armed.begin(step.batch.step))
+    _before(Updates, "make", lambda _, step, *__: armed.begin(step.batch.step))
     MOMENTS[fault.moment](armed)
 
 
