@@ -16,9 +16,10 @@ from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.train.attention import kernel_options, planning_setup
-from hsap.train.config import PlannerConfig, TrainConfig
-from hsap.train.engine import whole_model
+from hsap.train.config import TrainConfig
+from hsap.train.groups import PlannerConfig
 from hsap.train.inputs import Inputs
+from hsap.train.weights import whole_model
 
 
 def alone(config: TrainConfig, inputs: Inputs, device: torch.device, group: dist.ProcessGroup) -> Outcome:

@@ -99,8 +99,7 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
 
     inputs = read_inputs(config)
     engine = build(config, inputs.model, join(config))
-    trainer = Trainer(config, inputs, engine)
-    try:
+    with Trainer(config, inputs, engine) as trainer:
         if task.what == "leak":
             reports = leak.first_leaks(trainer)
             ok = all(report.ok for report in reports)
@@ -113,8 +112,6 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
             (ok,) = agreed
             if report is not None:
                 parity.tell(report, task.as_json)
-    finally:
-        trainer.updates.attention.close()
     dist.barrier()  # told before any rank ends with an error, at which a launcher ends them all
     leave(engine)
     return OK if ok else NOT_OK

@@ -72,7 +72,6 @@ def check_parity(trainer: Trainer, reduced: str) -> ParityReport | None:
     found: dict[str, torch.Tensor] = {}
     tell_gradients(trainer.engine, found.update)
     step = trainer.first_step()
-    trainer.updates.begin(resumed_step=0)
     figures = trainer.updates.make(step)
     group = dist.new_group([0])
     if dist.get_rank() != 0:

@@ -1,16 +1,17 @@
 """Train: the run behind train.py.
 
 launch       from the command line to the loop in the right processes (overrides, processes, flags, sweep)
-config       the whole configuration, checked
+config       the whole configuration, checked (groups: its groups of keys)
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
 run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)
+updates      a rank's part of each optimizer update: loss, gradient, judgement, weights
 attention    a rank's attention: how heads are planned, who makes the plans, what the model calls
 agreement, figures  what ranks compare and sum up in each step
 guard        no update of a step that has gone wrong: who is to blame, dumps and their replay
 budget       attention's error, measured before the first step
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
 capacity     the constant number of rows that ranks are padded to
-engine       model, optimizer and DeepSpeed
+engine       model, optimizer and DeepSpeed (weights: the model as a rank holds it; gradients: where a step's are)
 checkpoints  saved and resumed runs
 settings     the configuration, kept in the run's folder
 metrics, profile, stopping  what a step says of itself; measured timelines; signals

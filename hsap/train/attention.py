@@ -22,6 +22,7 @@ from hsap.planning.compiling import PlanningSetup
 from hsap.planning.exchange import PlanExchange
 from hsap.planning.planned import Exchange, Planned
 from hsap.planning.pool import PlanPool
+from hsap.position import Position
 from hsap.runtime.attention import PlannedAttention
 from hsap.runtime.executor import Session
 from hsap.runtime.groups import Mesh, job_store
@@ -82,17 +83,25 @@ def kernel_options(config: TrainConfig) -> dict:
 class Attention:
     """One rank's attention. Made collectively over the job.
 
-    module: what the model calls. session: what runs plans. even_tokens: a rank's rows of the largest micro-batch there
-    can be, dealt evenly; the arena is allocated for it, once (HSAP §3.4): memory then doesn't jitter with the packs.
+    module: what the model calls. session: what runs plans, noting in position which instruction it is at.
+    even_tokens: a rank's rows of the largest micro-batch there can be, dealt evenly; the arena is
+    allocated for it, once (HSAP §3.4): memory then doesn't jitter with the packs.
     """
 
     def __init__(
-        self, config: TrainConfig, model: ModelConfig, mesh: Mesh, device: torch.device, even_tokens: int
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        mesh: Mesh,
+        device: torch.device,
+        even_tokens: int,
+        position: Position,
     ) -> None:
         self.mesh = mesh
         self.heads: Any = planned_heads(config, model, mesh.dp_rank)
         dtype = TORCH_DTYPES[config.engine.dtype]
         self.session = Session(mesh.sp, config.kernel, device, dtype, **kernel_options(config))
+        self.session.position = position
         self.session.ranges = Nvtx() if config.profile.nvtx else None
         self.session.arena.reserve(max(arena_capacity(setup.problem, even_tokens) for setup in self.heads.setups))
         self.module = self.heads.attention(self.session, distinct_masks(model.layer_masks)[1])

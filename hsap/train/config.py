@@ -11,101 +11,16 @@ from hsap.data.config import DataConfig
 from hsap.data.packing import check_dealing
 from hsap.data.packing.settings import Packing
 from hsap.ir.problem import Cluster, Topology
-from hsap.keys import choice, flag, integer, is_integer, is_number, number, read, rule, text
-from hsap.train.guard.settings import GuardConfig, check_guard
-
-
-def _is_betas(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(is_number(b) and 0 <= b < 1 for b in value)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerConfig:
-    """A planner by name, and options that only the planner can judge."""
-
-    name: str
-    options: Mapping[str, bool | int | float | str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What DeepSpeed is told; device and backend are settled once the ranks are known, never null in a TrainConfig.
-
-    comm_ctas: thread blocks that attention's communication may take from its computation; None: as NCCL decides.
-    """
-
-    zero_stage: int = choice(0, 1, 2, 3)
-    dtype: str = choice("fp32", "bf16")
-    device: str | None = choice("cpu", "cuda", optional=True)
-    backend: str | None = choice("gloo", "nccl", optional=True)
-    comm_ctas: int | None = integer(1, optional=True, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimConfig:
-    """AdamW, warm-up and cosine."""
-
-    lr: float = number("a number above 0", lambda v: v > 0)
-    warmup_steps: int = integer(0)
-    min_lr_ratio: float = number("a number from 0 to 1", lambda v: 0 <= v <= 1)
-    weight_decay: float = number("a number of at least 0", lambda v: v >= 0)
-    betas: tuple[float, float] = rule("two numbers from 0 to below 1, like [0.9,0.95]", _is_betas)
-    eps: float = number("a number above 0", lambda v: v > 0)
-    clip: float | None = number("a number above 0", lambda v: v > 0, optional=True)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """Steps, and what happens every so many of them; 0 means never."""
-
-    steps: int = integer(1)
-    seed: int = integer(0)
-    packs_per_step: int = integer(1)
-    micro_packs: int = integer(1)
-    eval_every: int = integer(0)
-    eval_packs: int | None = integer(1, optional=True)
-    save_every: int = integer(0)
-    keep: int = integer(1)
-    save_in_background: bool = flag()
-    log_every: int = integer(1)
-    tensorboard: bool = flag()
-    pad_rows: bool = flag(default=False)
-
-
-def _is_range(value: Any) -> bool:
-    return _is_indices(value) and len(value) == 2 and 1 <= value[0] < value[1]
-
-
-def _is_indices(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(is_integer(v) and v >= 0 for v in value)
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileConfig:
-    """Steps whose timelines are measured, first to before last, and layers of the model (None: all).
-
-    nvtx: name every instruction to a profiler of the GPU, in all steps and layers.
-    """
-
-    steps: tuple[int, int] | None = rule(
-        "the first step and the one after the last, like [10,20]", _is_range, optional=True
-    )
-    layers: tuple[int, ...] | None = rule("indices of layers, like [0,1]", _is_indices, optional=True)
-    nvtx: bool = flag(default=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckConfig:
-    """What is checked of a run before its first step.
-
-    leak: whether any document reaches another in the first batch. error_budget: how many times one device's error
-    attention may have, split over the ranks; None: isn't measured.
-    """
-
-    leak: bool = flag(default=False)
-    error_budget: float | None = number(
-        "a number of at least 1, like 1.1", lambda v: v >= 1, optional=True, default=None
-    )
+from hsap.keys import choice, flag, number, read, text
+from hsap.train.groups import (
+    CheckConfig,
+    EngineConfig,
+    GuardConfig,
+    LoopConfig,
+    OptimConfig,
+    PlannerConfig,
+    ProfileConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +160,7 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
         dp=dp,
         accumulation=_accumulation(groups["train"], dp),
     )
-    check_guard(made.guard, made.parallel)
+    _check_guard(made.guard)
     if made.parallel == "tsp":
         _check_tsp(made)
     elif made.tsp_axis != "all":
@@ -254,6 +169,15 @@ def train_config(values: Mapping[str, object], world_size: int, device: str, out
             "weights over an axis; set that too, or leave tsp_axis out"
         )
     return made
+
+
+def _check_guard(guard: GuardConfig) -> None:
+    """Refuse settings that do nothing together."""
+    if guard.spike is None and guard.on_spike != "warn":
+        raise ValueError(
+            f"guard.on_spike={guard.on_spike} with guard.spike=null does nothing: no leap is looked for; set "
+            "guard.spike too, as in guard.spike=6, or leave guard.on_spike out"
+        )
 
 
 def _check_tsp(config: TrainConfig) -> None:
@@ -280,6 +204,11 @@ def _check_tsp(config: TrainConfig) -> None:
         raise ValueError(
             "profile.steps with parallel=tsp: timelines of several plans in one layer can't be shown yet; set "
             "profile.steps=null or parallel=sp"
+        )
+    if config.guard.dumps:
+        raise ValueError(
+            "guard.non_finite=dump or guard.on_spike=dump with parallel=tsp: a step whose weights are sharded with its "
+            "tokens can't be replayed; set stop or skip there, or parallel=sp"
         )
 
 

@@ -17,20 +17,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hsap.buffers import Buffers
 from hsap.ir.problem import Topology
-from hsap.models import ModelConfig, build_model, initialise
-from hsap.models.huggingface import Weights, fill, load
-from hsap.models.llama import VECTORS, Llama
-from hsap.models.mlp import SwiGLU
+from hsap.models import ModelConfig
 from hsap.position import Phase, Position
 from hsap.runtime.groups import Mesh, make_mesh
-from hsap.runtime.memory import TORCH_DTYPES
-from hsap.train.config import OptimConfig, TrainConfig
-from hsap.train.guard import gradients
+from hsap.train import gradients
+from hsap.train.config import TrainConfig
+from hsap.train.groups import OptimConfig
 from hsap.train.tsp.sharding import Sharding
+from hsap.train.weights import make_model, weight_groups
 
 
 class Engine:
@@ -39,9 +37,11 @@ class Engine:
     position: where it is noted what it does.
     """
 
-    def __init__(self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None = None) -> None:
+    def __init__(
+        self, deepspeed, mesh: Mesh, device: torch.device, sharding: Sharding | None, position: Position
+    ) -> None:
         self.deepspeed, self.mesh, self.device, self.sharding = deepspeed, mesh, device, sharding
-        self.position, self._norm = Position(), 0.0
+        self.position, self._norm = position, 0.0
         if sharding is not None:
             # Without ZeRO it would count every copy of a parameter.
             def clip() -> None:
@@ -139,64 +139,21 @@ def own_device(config: TrainConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if config.engine.device == "cuda" else torch.device("cpu")
 
 
-def _model(
-    config: TrainConfig, model_config: ModelConfig, settings: dict, device: torch.device
-) -> tuple[nn.Module, Sharding | None]:
-    """Make the model as its weights are held: in shards (TSP), partitioned (ZeRO 3) or whole; also TSP's groups.
+def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh, position: Position | None = None) -> Engine:
+    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed.
 
-    settings: DeepSpeed's.
+    position: where the rank notes what it is at. Collective over the job.
     """
-    import deepspeed
-
-    dtype = TORCH_DTYPES[config.engine.dtype]
-    # A run that goes on takes its weights from its checkpoint.
-    folder: Any = None if config.resume else config.model.get("from")
-    sharding = None
-    if config.parallel == "tsp":
-        sharding = Sharding(config.tsp_degree, device)
-        model = sharding.model(model_config, config.train.seed, dtype, device, folder)
-    elif config.engine.zero_stage == 3:
-        # The dtype comes from the settings: given as an argument, it is ignored where fp16 isn't supported.
-        with deepspeed.zero.Init(config_dict_or_path=settings):
-            model = Llama(model_config)
-
-        if model_config.mlp_chunk_tokens is not None:
-            # Its chunks use the weights themselves: they are gathered once for all of them, with the module.
-            deepspeed.utils.set_z3_leaf_modules(model, [SwiGLU])
-
-        def gathered(parameter):
-            return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
-
-        if folder is None:
-            initialise(model, config.train.seed, gathered)
-        else:
-            fill(model, Weights(folder), gathered)
-    else:
-        model = whole_model(config, model_config, device)
-    return model, sharding
-
-
-def whole_model(config: TrainConfig, model_config: ModelConfig, device: torch.device) -> nn.Module:
-    """Make the model whole in this process, from the seed or from the folder of `model.from`."""
-    dtype, folder = TORCH_DTYPES[config.engine.dtype], None if config.resume else config.model.get("from")
-    if folder is None:
-        return build_model(model_config, config.train.seed, dtype, device)
-    return load(folder, dtype, device, model_config)
-
-
-def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
-    """Make the model, from the seed or from the folder of `model.from`, and hand it to DeepSpeed. Collective over the
-    job."""
     import deepspeed
 
     device = own_device(config)
     buffers = Buffers.of(model_config, config.tsp_degree)
     settings = deepspeed_settings(config, buffers)
-    model, sharding = _model(config, model_config, settings, device)
+    model, sharding = make_model(config, model_config, settings, device)
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
     optimizer = torch.optim.AdamW(
-        _weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps, fused=True
+        weight_groups(model, config.optim), lr=0.0, betas=config.optim.betas, eps=config.optim.eps, fused=True
     )
     with redirect_stdout(io.StringIO()):  # in bf16 it prints what memory is in use, a dozen lines each time
         deepspeed.utils.groups.mpu = None  # it remembers an earlier engine's
@@ -204,18 +161,11 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     optimizer.state.clear()
     # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
     engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
-    made = Engine(engine, mesh, device, sharding)
+    made = Engine(engine, mesh, device, sharding, position or Position())
     # Within an update ranks wait for one another but here, where each is by itself.
     optimizer.register_step_pre_hook(lambda *_: made.position.phase(Phase.WEIGHTS))
     optimizer.register_step_post_hook(lambda *_: made.position.phase(Phase.UPDATE))
     return made
-
-
-def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
-    """Matrices decay, norms and biases don't."""
-    matrices = [p for name, p in model.named_parameters() if not name.endswith(VECTORS)]
-    rest = [p for name, p in model.named_parameters() if name.endswith(VECTORS)]
-    return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:

@@ -19,7 +19,7 @@ from hsap.ir.schedule import DIRECTIONS
 from hsap.runtime.clocks import ClockOffset, clock_offset
 from hsap.runtime.executor import Session
 from hsap.runtime.record import Record, Recorder
-from hsap.train.config import ProfileConfig
+from hsap.train.groups import ProfileConfig
 from hsap.train.metrics import truncate
 
 

@@ -17,7 +17,7 @@ from hsap.data.loader import StepLoader
 from hsap.leak.report import LeakReport
 from hsap.planning.planned import Exchange
 from hsap.planning.steps import PlannedStep, PlannedSteps
-from hsap.position import Phase, Position
+from hsap.position import Phase
 from hsap.train.agreement import check_job, check_weights, settings_of, versions
 from hsap.train.budget import keep_budget
 from hsap.train.checkpoints.saver import Saver, load
@@ -54,28 +54,35 @@ def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | N
             config, told = keep_budget(config, inputs, own_device(config))
             changed = {} if config.wire_dtype == wire else {"wire_dtype": config.wire_dtype}
             inputs = replace(inputs, notices=(*inputs.notices, told))
-        engine = build(config, inputs.model, mesh)
-        trainer = Trainer(config, inputs, engine, watch.position)
+        engine = build(config, inputs.model, mesh, watch.position)
+        trainer = Trainer(config, inputs, engine)
         if settings is not None and dist.get_rank() == 0:
             keep(Path(config.out), settings(changed))
             mark(config.out, os.environ)
         with trainer.stop_request, watch.explaining():
-            trainer.train()
+            with trainer:
+                trainer.train()
             leave(engine)
 
 
 class Trainer:
-    """One rank's loop over planned steps. position: where it notes what it is at."""
+    """One rank's loop over planned steps. To be entered: it has processes that end with it."""
 
-    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine, position: Position | None = None) -> None:
-        self.config, self.inputs, self.engine, self.position = config, inputs, engine, position or Position()
+    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine) -> None:
+        self.config, self.inputs, self.engine, self.position = config, inputs, engine, engine.position
         self.mesh = engine.mesh
         self.stop_request = StopRequest()
-        self.updates = Updates(config, inputs, engine, self.position, self.stop_request)
+        self.updates = Updates(config, inputs, engine, self.stop_request)
         self.evaluation: Evaluation | None = None
         if inputs.eval_data is not None:
             exchange = partial(self._exchange, "eval")
             self.evaluation = Evaluation(config, inputs.eval_data, engine, exchange, self.updates.loss)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.updates.close()
 
     def train(self) -> None:
         """Train to the last step, evaluating and saving on the way."""
@@ -85,7 +92,6 @@ class Trainer:
             state = self.inputs.checkpoint
             load(self.engine, config, state)
         self._check_alike()
-        self.updates.begin(state["step"])
         saver = Saver(config, self.inputs.identity, self.position)
         log, out = None, Path(config.out)
         session, dp_rank = self.updates.session, self.mesh.dp_rank
@@ -114,7 +120,6 @@ class Trainer:
         finally:
             steps.close()
             loader.close()
-            self.updates.attention.close()
             if log is not None:
                 log.close()
         if self.stop_request.agreed is not None and dist.get_rank() == 0:
@@ -177,7 +182,7 @@ class Trainer:
         return self.config.train.save_every > 0 or self.inputs.checkpoint is not None
 
     def _exchange(self, use: str) -> Exchange:
-        return self.updates.attention.exchange(use)
+        return self.updates.exchange(use)
 
     def _step(self, step: PlannedStep, waits: tuple[float, float], profile: Profile) -> dict:
         """One step and the evaluation that is due after it; returns the step's figures."""

@@ -13,7 +13,7 @@ from hsap.data.batch import MicroBatch
 from hsap.ir.span import positions
 from hsap.planning.planned import Planned
 from hsap.planning.steps import PlannedStep
-from hsap.position import Phase, Position
+from hsap.position import Phase
 from hsap.runtime.upload import Upload
 from hsap.targets import NO_TARGET
 from hsap.train.agreement import check_step
@@ -28,28 +28,26 @@ from hsap.train.stopping import StopRequest
 
 
 class Updates:
-    """One rank's part of a run's updates. Made collectively over the job; `begin` comes before the first `make`.
+    """One rank's part of a run's updates. Made collectively over the job, to be closed in the end.
 
-    attention: what runs the plans, to be closed in the end. position: where it is noted what the rank is at.
     stop_request: of this rank; with an update all know of it.
     """
 
-    def __init__(
-        self, config: TrainConfig, inputs: Inputs, engine: Engine, position: Position, stop_request: StopRequest
-    ) -> None:
+    def __init__(self, config: TrainConfig, inputs: Inputs, engine: Engine, stop_request: StopRequest) -> None:
         self.stop_request = stop_request
-        self.config, self.inputs, self.engine, self.position = config, inputs, engine, position
+        self.config, self.inputs, self.engine, self.position = config, inputs, engine, engine.position
         self.mesh = engine.mesh
         self.capacity = Capacity.of(config.packing, config.train.micro_packs, self.mesh.topology.num_ranks)
-        self.attention = Attention(config, inputs.model, self.mesh, engine.device, self.capacity.even)
+        self.attention = Attention(config, inputs.model, self.mesh, engine.device, self.capacity.even, engine.position)
         self.session = self.attention.session
-        self.session.position = engine.position = position
+        self.exchange = self.attention.exchange
         self.figures = StepFigures(inputs.model, engine, config.cluster.flops_per_s)
+        resumed_step = 0 if inputs.checkpoint is None else inputs.checkpoint["step"]
+        self.guard = Guard(config, inputs.model, engine, self.attention.module, self.loss_unrecorded, resumed_step)
 
-    def begin(self, resumed_step: int) -> None:
-        """Have the guard judge from here on; resumed_step: of the checkpoint that the run goes on from, 0 if none."""
-        model, attention = self.inputs.model, self.attention.module
-        self.guard = Guard(self.config, model, self.engine, attention, self.loss_unrecorded, resumed_step)
+    def close(self) -> None:
+        """End the processes that plan."""
+        self.attention.close()
 
     def make(self, step: PlannedStep, waits: tuple[float, float] = (0.0, 0.0)) -> dict:
         """Make one update, unless the guard leaves it out; returns the step's figures. Collective over the job.

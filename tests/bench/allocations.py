@@ -180,8 +180,8 @@ def main(runs: list[list[str]]) -> None:
         gc.collect()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
             engine = build(config, inputs.model, make_mesh(Topology.parse(config.topology)))
-            trainer = MarkedTrainer(config, inputs, engine)
-            trainer.train()
+            with MarkedTrainer(config, inputs, engine) as trainer:
+                trainer.train()
         named = named_storages(trainer)
         found = counted(measured, named, (config.train.steps - 1) * config.accumulation)
         told = {"tokens": trainer.tokens, "arena": trainer.updates.session.arena.bytes.numel()} | found

@@ -63,9 +63,10 @@ def main(runs: list[list[str]], read: Callable[[TrainConfig], Inputs] = read_inp
         Path(config.out).mkdir(parents=True, exist_ok=True)
         inputs = read(config)
         engine = build(config, inputs.model, make_mesh(Topology.parse(config.topology)))
-        ProbedTrainer(config, inputs, engine).train()
+        with ProbedTrainer(config, inputs, engine) as trainer:
+            trainer.train()
         engine.deepspeed.destroy()
-        del engine
+        del engine, trainer
         gc.collect()
         dist.barrier()
     leave()

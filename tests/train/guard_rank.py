@@ -161,7 +161,8 @@ def _one(config, wrong: str) -> dict:
             engine.deepspeed.module.model.norm.weight[3] += 1e-7
     trainer = SickTrainer(wrong, config, inputs, engine)
     try:
-        trainer.train()
+        with trainer:
+            trainer.train()
         return {"notes": trainer.notes}
     except Exception as error:
         told = {"kind": type(error).__name__, "error": str(error), "notes": trainer.notes}

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 from hsap import clusters
 from hsap.data.packing import WINDOW, Packing
 from hsap.train.attention import kernel_options
-from hsap.train.config import EngineConfig, PlannerConfig, train_config
+from hsap.train.config import train_config
+from hsap.train.groups import EngineConfig, PlannerConfig
 from hsap.train.overrides import GROUPS, know_project, rewrite
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hsap.train.agreement import batch_digest, content, equal
+from hsap.train.groups import GuardConfig
 from hsap.train.guard.judge import Judge
-from hsap.train.guard.settings import GuardConfig, check_guard
 from hsap.train.guard.watch import Watch
 from hsap.train.overrides import know_project
 from tests.parity import REPOSITORY
@@ -113,7 +113,6 @@ def test_settings_that_do_nothing_are_refused(arguments, told):
 
 
 def test_a_configuration_of_before_has_no_guard_and_is_guarded():
-    check_guard(GuardConfig(), "sp")
     assert configure(["out=never", "~guard", "~check"], 1).guard == GuardConfig()
 
 

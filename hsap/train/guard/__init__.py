@@ -1,8 +1,6 @@
 """Guarding: no update is made of a step whose loss or gradient isn't finite, or, if asked for, leaps.
 
-settings   what is looked at and what is done then, group `guard` of the configuration
 judge      whether a step's loss and gradient norm are to be trusted, the same on all ranks
-gradients  where a step's gradient lies under each of DeepSpeed's optimizers, and how an update is left out
 finding    who is to blame: the step once more with hooks, to name documents, rank and layer
 dump       the step as a folder of plain data: batch, plans, weights, what was seen
 replay     a dump once more on one process

@@ -23,7 +23,7 @@ from hsap.ir.span import positions
 from hsap.runtime.gathering import gather_texts
 from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
-from hsap.train.guard.gradients import non_finite
+from hsap.train.gradients import non_finite
 from hsap.train.guard.watch import Sight, Watch
 
 _NAMED = 3

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hsap.train.guard.settings import GuardConfig
+from hsap.train.groups import GuardConfig
 
 LEAST = {"loss": 0.005, "gradient norm": 0.05}
 """The least that counts as a deviation: of a loss as a share of the median, of a norm's natural logarithm."""

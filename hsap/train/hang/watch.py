@@ -22,7 +22,7 @@ from hsap.ir.program import Op
 from hsap.launched import Place
 from hsap.position import Phase, Planning, Position, Wait, Word, decode, moves
 from hsap.train import flags
-from hsap.train.guard.settings import GuardConfig
+from hsap.train.groups import GuardConfig
 from hsap.train.hang import telling
 from hsap.train.hang.beats import Beats, meet
 from hsap.train.hang.processes import Person, born
