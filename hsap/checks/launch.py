@@ -90,6 +90,7 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
     os.environ["DS_ACCELERATOR"] = config.engine.device or "cpu"
     if "RANK" not in os.environ:
         os.environ.update(alone_environment())
+    import torch
     import torch.distributed as dist
 
     from hsap.checks import leak, parity
@@ -108,9 +109,9 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
                 leak.tell(reports, task.as_json)
         else:
             report = parity.check_parity(trainer, reduced)
-            agreed = [report is None or report.ok]
-            dist.broadcast_object_list(agreed, src=0)
-            (ok,) = agreed
+            agreed = torch.tensor(report is None or report.ok, dtype=torch.int32, device=engine.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN)
+            ok = bool(agreed)
             if report is not None:
                 parity.tell(report, task.as_json)
     finally:
