@@ -33,6 +33,11 @@ class Task:
     full: bool = False
     as_json: bool = False
 
+    @property
+    def program(self) -> str:
+        """As its user calls it, before its messages."""
+        return f"hsap check {self.what}"
+
     def to_arguments(self) -> list[str]:
         """As a rank's command line has it, which `rank_main` reads."""
         flags = [flag for flag, on in (("--full", self.full), ("--json", self.as_json)) if on]
@@ -80,7 +85,7 @@ def run(task: Task) -> int:
 
             check(config)
             prepare_data(config)
-            return start_ranks(choice, "-m", ["hsap.checks", *task.to_arguments()], config.out)
+            return start_ranks(choice, "-m", ["hsap.checks", *task.to_arguments()], config.out, program=task.program)
         case Train():
             return in_rank(task, config, reduced)
 
@@ -136,5 +141,5 @@ def rank_main(arguments: Sequence[str]) -> None:
         patience_s = PATIENCE_DURING_S
         code = in_rank(task, config, reduced)
     except Exception as error:
-        fail(error, rank, patience_s, f"hsap check {task.what}")
+        fail(error, rank, patience_s, task.program)
     sys.exit(code)

@@ -25,7 +25,7 @@ from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
 from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
 from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
-from hsap.train.told import is_echo, tell
+from hsap.train.told import PROGRAM, is_echo, tell
 
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
@@ -93,7 +93,8 @@ def main(config_dir: Path) -> None:
         case Leave():
             return
         case Start():
-            code = start_ranks(choice, os.path.abspath(sys.argv[0]), arguments, config.out, config.guard.restarts)
+            script, again = os.path.abspath(sys.argv[0]), config.guard.restarts
+            code = start_ranks(choice, script, arguments, config.out, program=PROGRAM, restarts=again)
             sys.exit(code)
         case Train():
             settings = partial(write_down, task.values, arguments=arguments, config_dir=config_dir)
@@ -226,7 +227,7 @@ def _agreed(out: str, rank: int, world_size: int, patience_s: float | None) -> I
     yield out, goes_on
 
 
-def fail(error: Exception, rank: int, patience_s: float, program: str = "train.py") -> NoReturn:
+def fail(error: Exception, rank: int, patience_s: float, program: str = PROGRAM) -> NoReturn:
     """Say what went wrong, once for all ranks, and end this process with exit code 1.
 
     Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1,

@@ -24,8 +24,8 @@ dist.barrier()
 
 def test_ranks_started_here_and_their_agent_listen_on_the_loopback_address_alone(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
-    program = "import sys; from hsap.train.processes import Start, start_ranks; " \
-              "sys.exit(start_ranks(Start('cpu', 2), sys.argv[1], [sys.argv[2]], sys.argv[2]))"  # fmt: skip
+    program = "import sys; from hsap.train.processes import Start, start_ranks; _, script, out = sys.argv; " \
+              "sys.exit(start_ranks(Start('cpu', 2), script, [out], out, program='train.py'))"  # fmt: skip
     arguments = [sys.executable, "-c", program, str(tmp_path / "rank.py"), str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
     done = subprocess.run(
