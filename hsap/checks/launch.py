@@ -18,7 +18,7 @@ from hsap.train import flags
 from hsap.train.config import TrainConfig, train_config
 from hsap.train.launch import PATIENCE_BEFORE_S, PATIENCE_DURING_S, compose, fail
 from hsap.train.overrides import rewrite, wants_multirun
-from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+from hsap.train.processes import Leave, Start, Train, be_alone, decide, look_around, start_ranks
 
 WHAT = ("leak", "parity")
 OK, NOT_OK = 0, 1
@@ -94,7 +94,7 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
     """Run a check as one rank of its world: the same exit code on all."""
     os.environ["DS_ACCELERATOR"] = config.engine.device or "cpu"
     if "RANK" not in os.environ:
-        os.environ.update(alone_environment())
+        be_alone()
     import torch
     import torch.distributed as dist
 

@@ -20,9 +20,8 @@ from hsap.keys import unknown
 from hsap.launched import Place
 from hsap.train import flags, restarts
 from hsap.train.config import KEYS, TrainConfig, train_config
-from hsap.train.loopback import keep_here
 from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
-from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+from hsap.train.processes import Leave, Start, Train, be_alone, decide, look_around, start_ranks
 from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
 from hsap.train.told import PROGRAM, is_echo, tell
@@ -108,8 +107,7 @@ def _train(
     assert config.engine.device is not None, "settled before"
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
-        os.environ.update(alone_environment())
-        keep_here()
+        be_alone()
     patience_s = config.guard.start_timeout_s
     try:
         with _agreed(config.out, rank, config.world_size, patience_s) as (out, goes_on):

@@ -164,13 +164,17 @@ def rank_environment(environment: Mapping[str, str], device: str, out: str) -> d
     return {**inherited, flags.STARTED: "1", flags.OUT: out}
 
 
-def alone_environment() -> dict[str, str]:
-    """What a launcher would tell the only rank of a run, so that plain python needs no case of its own later."""
+def be_alone() -> None:
+    """Tell this process what a launcher would tell the only rank of a run, so that plain python needs no case of its
+    own later; it is reached from this machine alone."""
+    from hsap.train.loopback import keep_here
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    keep_here()
 
 
 def start_ranks(choice: Start, script: str, arguments: list[str], out: str, *, program: str, restarts: int = 0) -> int:

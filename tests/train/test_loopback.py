@@ -61,3 +61,25 @@ def test_stores_are_shared_and_others_are_left_to_torch():
     program = textwrap.dedent(STORES).replace("{named}", str(named))
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+ALONE = """
+    import os, psutil, torch.distributed as dist
+    from hsap.train.processes import be_alone
+    be_alone()
+    assert {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")} == {"RANK": "0", "WORLD_SIZE": "1"}
+    dist.init_process_group("gloo")
+    dist.barrier()
+    open_at = [c.laddr for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+    assert {place.ip for place in open_at} == {"127.0.0.1"}, open_at
+    assert int(os.environ["MASTER_PORT"]) in {place.port for place in open_at}
+"""
+
+
+def test_a_lone_rank_listens_on_the_loopback_address_alone():
+    environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ALONE)], cwd=ROOT, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
