@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "steps": set(),
     "targets": set(),
     "launched": {"ir"},
+    "gathering": set(),
     "position": {"ir"},
     "compiler": {"ir", "loops"},
     "planners": {"ir", "loops"},
@@ -40,12 +41,13 @@ MAY_IMPORT = {
     },
     "planning": {"ir", "position", "api", "verify", "data"},
     "integrations": {"ir", "clusters", "data", "models", "runtime", "planning", "targets", "leak"},
-    "leak": {"ir"},
-    "checks": {"ir", "clusters", "data", "leak", "planning", "runtime", "train"},
+    "leak": {"ir", "gathering"},
+    "checks": {"ir", "clusters", "data", "gathering", "leak", "models", "planning", "runtime", "train"},
     "doctor": {"ir", "keys", "planners", "runtime", "calibrate", "checks", "train"},
     "buffers": {"models"},
     "train": {
         "buffers",
+        "gathering",
         "position",
         "ir",
         "steps",
@@ -141,6 +143,27 @@ def test_what_is_imported_is_there(path: Path) -> None:
             for alias in node.names:
                 there = alias.name in known or module_file(f"{node.module}.{alias.name}") is not None
                 assert there, f"{path}:{node.lineno}: there is no {alias.name} in {node.module}"
+
+
+PICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?|torch\.(save|load)")
+PROGRAMS = [path for part in ("hydra_plugins", "launch") for path in sorted((PACKAGE.parent / part).rglob("*.py"))]
+
+
+@pytest.mark.parametrize(
+    "path", [*FILES, *PROGRAMS, PACKAGE.parent / "train.py"], ids=lambda p: str(p.relative_to(PACKAGE.parent))
+)
+def test_nothing_is_pickled(path: Path) -> None:
+    """Who unpickles runs what the writer likes, and torch's collectives of objects unpickle what other ranks send."""
+    assert not {name.split(".")[0] for name in imported(path)} & PICKLERS, f"{path} pickles"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        named = {ast.unparse(node), node.attr} if isinstance(node, ast.Attribute) else set()
+        if isinstance(node, ast.alias):
+            named = {node.name}
+        bad = sorted(filter(OF_OBJECTS.fullmatch, named))
+        assert not bad, f"{path}:{node.lineno}: {bad[0]} pickles; see hsap/gathering.py, hsap/tensorfile.py"
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}: NumPy unpickles"
 
 
 def reached(start: str, arrows: dict[str, set[str]]) -> set[str]:

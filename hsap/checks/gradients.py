@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import nn
 
+from hsap.gathering import gather_tensors
+from hsap.models.tsp.decoder import ShardedLlama
 from hsap.train.engine import Engine
 from hsap.train.tsp.sharding import Sharding
 
@@ -21,17 +23,19 @@ def full_grad(parameter: Any) -> torch.Tensor:
     return grad.detach().float().cpu().clone()
 
 
-def whole_grad(parameter: Any, sharding: Sharding | None) -> torch.Tensor:
-    """Give that of a parameter that may be a part of the model's, put together from all shards. Collective."""
-    mine = full_grad(parameter)
-    if sharding is None:
-        return mine
-    parts: list[Any] = [None] * sharding.transport.degree
-    dist.all_gather_object(parts, (parameter.part, mine), group=sharding.shards)
-    whole = torch.full(parameter.part.whole, torch.nan)
-    for part, grad in parts:
-        part.take(whole).copy_(grad)
-    return whole
+def whole_grads(model: nn.Module, sharding: Sharding | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Give those of all parameters by name, put together from all shards where a rank has a part. Collective."""
+    for name, parameter in model.named_parameters():
+        mine = full_grad(parameter)
+        if sharding is None:
+            yield name, mine
+            continue
+        assert isinstance(model, ShardedLlama)
+        whole = torch.full(model.parts[name].whole, torch.nan)
+        for index, grad in enumerate(gather_tensors(mine.flatten(), sharding.shards)):
+            part = model.part(name, index)
+            part.take(whole).copy_(grad.view(part.shape))
+        yield name, whole
 
 
 def tell_gradients(engine: Engine, told: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -41,7 +45,7 @@ def tell_gradients(engine: Engine, told: Callable[[dict[str, torch.Tensor]], Non
 
     def step() -> None:
         if deepspeed.is_gradient_accumulation_boundary():
-            told({name: whole_grad(p, engine.sharding) for name, p in deepspeed.module.named_parameters()})
+            told(dict(whole_grads(deepspeed.module, engine.sharding)))
             deepspeed.step = update
         update()
 

@@ -18,7 +18,7 @@ from hsap.train import flags
 from hsap.train.config import TrainConfig, train_config
 from hsap.train.launch import PATIENCE_BEFORE_S, PATIENCE_DURING_S, compose, fail
 from hsap.train.overrides import rewrite, wants_multirun
-from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+from hsap.train.processes import Leave, Start, Train, be_alone, decide, look_around, start_ranks
 
 WHAT = ("leak", "parity")
 OK, NOT_OK = 0, 1
@@ -32,6 +32,11 @@ class Task:
     overrides: tuple[str, ...]
     full: bool = False
     as_json: bool = False
+
+    @property
+    def program(self) -> str:
+        """As its user calls it, before its messages."""
+        return f"hsap check {self.what}"
 
     def to_arguments(self) -> list[str]:
         """As a rank's command line has it, which `rank_main` reads."""
@@ -80,7 +85,7 @@ def run(task: Task) -> int:
 
             check(config)
             prepare_data(config)
-            return start_ranks(choice, "-m", ["hsap.checks", *task.to_arguments()], config.out)
+            return start_ranks(choice, "-m", ["hsap.checks", *task.to_arguments()], config.out, program=task.program)
         case Train():
             return in_rank(task, config, reduced)
 
@@ -89,7 +94,8 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
     """Run a check as one rank of its world: the same exit code on all."""
     os.environ["DS_ACCELERATOR"] = config.engine.device or "cpu"
     if "RANK" not in os.environ:
-        os.environ.update(alone_environment())
+        be_alone()
+    import torch
     import torch.distributed as dist
 
     from hsap.checks import leak, parity
@@ -107,9 +113,9 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
                 leak.tell(reports, task.as_json)
         else:
             report = parity.check_parity(trainer, reduced)
-            agreed = [report is None or report.ok]
-            dist.broadcast_object_list(agreed, src=0)
-            (ok,) = agreed
+            agreed = torch.tensor(report is None or report.ok, dtype=torch.int32, device=engine.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN)
+            ok = bool(agreed)
             if report is not None:
                 parity.tell(report, task.as_json)
     dist.barrier()  # told before any rank ends with an error, at which a launcher ends them all
@@ -132,5 +138,5 @@ def rank_main(arguments: Sequence[str]) -> None:
         patience_s = PATIENCE_DURING_S
         code = in_rank(task, config, reduced)
     except Exception as error:
-        fail(error, rank, patience_s, f"hsap check {task.what}")
+        fail(error, rank, patience_s, task.program)
     sys.exit(code)

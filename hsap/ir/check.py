@@ -102,6 +102,13 @@ def instance(name: str, value: Any, kind: type | UnionType, example: str) -> Any
     return value
 
 
+def texts(name: str, value: Any) -> list[str]:
+    """Give a list of JSON that has texts alone; ValueError."""
+    for i, one in enumerate(instance(name, value, list, "a list of texts")):
+        instance(f"{name}[{i}]", one, str, "a text")
+    return value
+
+
 def fields(name: str, value: Any, names: Iterable[str]) -> dict[str, Any]:
     """Give an object of JSON that has these fields and no others; ValueError."""
     if set(instance(name, value, dict, "an object")) != set(names):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from hsap.leak.changes import Batch, Change, places
-from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Seen
+from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Key, Seen
 from hsap.leak.reach import backward_reach, forward_reach
 from hsap.leak.report import MAX_NAMED, Leak
-from hsap.leak.sketch import Sketch
+from hsap.leak.sketch import NUM_PARTS, Sketch
 from hsap.leak.watch import Watch
 
 MOVED = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
@@ -38,31 +37,33 @@ def _size(sketch: Sketch) -> float:
 
 def floors(everywhere: Everywhere, first: Seen, again: Seen) -> dict[str, float]:
     """By direction, the most that two runs of the same batch differ by."""
-    own = {
-        way: max((float(_distances(a, again.sketches[way][name], _size(a)).max(initial=0.0))
-                  for name, a in of_way.items() if name in again.sketches[way]), default=0.0)
+    own: dict[Key, np.ndarray] = {
+        (way,): np.array(max((float(_distances(a, again.sketches[way][name], _size(a)).max(initial=0.0))
+                              for name, a in of_way.items() if name in again.sketches[way]), default=0.0))
         for way, of_way in first.sketches.items()
     }  # fmt: skip
-    return everywhere.largest(own)
+    return {way: float(most) for (way,), most in everywhere.largest(own).items()}
 
 
-def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Any, Any]:
-    """By (direction, module, document) the largest difference among this rank's rows that the masks keep from it."""
+def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Key, np.ndarray]:
+    """By (direction, module), where there are any, of each document the largest difference among this rank's rows that
+    the masks keep from the change: float64 [documents]."""
     marked = np.zeros(len(batch.tokens), dtype=bool)
     marked[change.start : change.stop] = True
     reached = forward_reach(marked, batch.layers, batch.masks)
     may = {FORWARD: reached, BACKWARD: backward_reach(reached, batch.layers, batch.masks)}
     documents = np.searchsorted(batch.borders, first.rows, side="right") - 1
     depths = _depths(watch, list(first.sketches[FORWARD]), len(batch.layers))
-    worst = {}
+    worst: dict[Key, np.ndarray] = {}
     for way, of_way in first.sketches.items():
         for name, sketch in of_way.items():
             if name not in other.sketches[way]:
                 continue
             apart = _distances(sketch, other.sketches[way][name], _size(sketch))
             apart[may[way][depths.get((way, name), 0 if way == BACKWARD else -1)][first.rows]] = 0.0
-            for document in np.unique(documents[apart > 0]).tolist():
-                worst[way, name, document] = float(apart[documents == document].max())
+            if apart.any():
+                worst[way, name] = np.zeros(len(batch.lengths))
+                np.maximum.at(worst[way, name], documents, apart)
     return worst
 
 
@@ -88,23 +89,26 @@ def _depths(watch: Watch, names: list[str], num_layers: int) -> dict[tuple[str, 
 def found(
     watch: Watch,
     names: dict[str, list[str]],
-    worst: dict[Any, float],
+    worst: Mapping[Key, np.ndarray],
     batch: Batch,
     told: str,
     bound_of: Callable[[str], float],
 ) -> list[Leak]:
-    """The leaks among differences: of hidden states if there are any, else of gradients."""
+    """The leaks among differences: of hidden states if there are any, else of gradients.
+
+    worst: by (direction, module), of each document the largest one.
+    """
     for way in (FORWARD, BACKWARD):
-        over = {key: size for key, size in worst.items() if key[0] == way and size > bound_of(way)}
+        over = {key[1]: sizes for key, sizes in worst.items() if key[0] == way and (sizes > bound_of(way)).any()}
         if not over:
             continue
         order = names[way] if way == FORWARD else names[way][::-1]
-        module = next(name for name in order if any(key[1] == name for key in over))
-        at = sorted(((size, key[2]) for key, size in over.items()), reverse=True)
-        documents = list(dict.fromkeys(document for _, document in at))
+        module = next(name for name in order if name in over)
+        most = np.max(list(over.values()), axis=0)
+        documents = sorted(np.flatnonzero(most > bound_of(way)).tolist(), key=lambda i: most[i], reverse=True)
         where = _layer(watch, names[FORWARD], module, way)
         named = tuple(batch.names[document] for document in documents[:MAX_NAMED])
-        return [Leak(told, way, where, module, named, len(documents), at[0][0], bound_of(way))]
+        return [Leak(told, way, where, module, named, len(documents), float(most.max()), bound_of(way))]
     return []
 
 
@@ -125,7 +129,7 @@ def moved(
     """Leaks that show when the documents are laid in another order: the opposite one, as `other` was."""
     came_from = places(batch.lengths, opposite(batch).tolist())
     one, same = (
-        everywhere.sums(_totals(batch, seen, rows))
+        everywhere.sums(_totals(batch, seen, rows), len(batch.lengths), NUM_PARTS + 1)
         for seen, rows in ((first, first.rows), (other, came_from[other.rows]))
     )
     dtypes = {key: sketch.dtype for of_way in first.sketches.values() for key, sketch in of_way.items()}
@@ -136,8 +140,7 @@ def moved(
         usual = np.sqrt(one[key][:, -1].sum() / max(len(batch.tokens), 1) * np.array(batch.lengths)) * 1e-2
         apart = np.sqrt(np.square(apart).mean(axis=1)) / np.maximum(np.maximum(size, usual), _TINY)
         apart = np.where(np.isfinite(apart), apart, np.inf)
-        for document in np.flatnonzero(apart > MOVED[dtypes.get(key[1], torch.float32)]).tolist():
-            worst[(*key, document)] = float(apart[document])
+        worst[key] = np.where(apart > MOVED[dtypes.get(key[1], torch.float32)], apart, 0.0)
     bound = max((MOVED[dtype] for dtype in dtypes.values()), default=0.0)
     leaks = found(watch, names, worst, batch, "another order of the documents", lambda _: 0.0)
     return [replace(leak, bound=bound) for leak in leaks]
@@ -148,7 +151,7 @@ def opposite(batch: Batch) -> np.ndarray:
     return np.arange(len(batch.lengths))[::-1]
 
 
-def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict[Any, Any]:
+def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict[Key, np.ndarray]:
     """By (direction, module): of each document its rows' parts with signs by their place in it, and their squares.
 
     float64 [documents, parts + 1]: sums over this rank's rows. rows: their positions in the given order.
@@ -156,7 +159,7 @@ def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict[Any, Any]:
     documents = np.searchsorted(batch.borders, rows, side="right") - 1
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=max(batch.lengths, default=1))
     sign = signs[rows - batch.borders[documents]]
-    out = {}
+    out: dict[Key, np.ndarray] = {}
     for way, of_way in seen.sketches.items():
         for name, sketch in of_way.items():
             parts = sketch.parts.double().numpy()

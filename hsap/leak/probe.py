@@ -56,10 +56,10 @@ def probe(
         first = _run(watch, batch, run, batch.tokens)
         names = everywhere.names(first)
         floor = floors(everywhere, first, _run(watch, batch, run, batch.tokens))
-        bounds = {way: max(bound or 0.0, FLOOR_TIMES * most) for way, most in floor.items()}
+        bounds = {way: max(float(bound or 0), FLOOR_TIMES * most) for way, most in floor.items()}
         for change in changes:
             other = _run(watch, batch, run, changed(batch, change))
-            worst = everywhere.largest(differences(watch, batch, change, first, other))
+            worst = everywhere.largest(differences(watch, batch, change, first, other), len(batch.lengths))
             leaks += found(watch, names, worst, batch, change.told, bounds.__getitem__)
         if moves:
             other = _run(watch, batch, run, batch.tokens, opposite(batch))

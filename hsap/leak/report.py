@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from dataclasses import fields as fields_of
 from typing import Any
+
+from hsap.ir.check import Refused, fields, instance, one_of, shown, texts, whole
+from hsap.ir.schedule import DIRECTIONS
 
 MAX_NAMED, MAX_TOLD = 5, 3
 """Documents that a leak names, and leaks that a paragraph does."""
@@ -41,6 +45,17 @@ class Leak:
             f"row's size, where {bound}"
         )
 
+    @classmethod
+    def from_json(cls, value: Any) -> Leak:
+        """Read one of a report's leaks; ValueError."""
+        value = fields("a leak", value, [field.name for field in fields_of(cls)])
+        told, where, module = texts("a leak's words", [value[name] for name in ("told", "where", "module")])
+        direction = one_of("a leak's direction is", value["direction"], DIRECTIONS)
+        documents = tuple(texts("a leak's documents", value["documents"]))
+        num_documents = whole("a leak's num_documents", value["num_documents"], len(documents))
+        size, bound = (_size(f"a leak's {name}", value[name]) for name in ("size", "bound"))
+        return cls(told, direction, where, module, documents, num_documents, size, bound)
+
 
 @dataclass(frozen=True, slots=True)
 class LeakReport:
@@ -74,3 +89,20 @@ class LeakReport:
 
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "told": self.told, "leaks": [asdict(leak) for leak in self.leaks]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> LeakReport:
+        """Read what `to_json` gave, through JSON; ValueError for anything else."""
+        value = fields("a leak report", value, ("ok", "told", "leaks"))
+        leaks = tuple(map(Leak.from_json, instance("a leak report's leaks", value["leaks"], list, "a list")))
+        report = cls(instance("a leak report's told", value["told"], str, "a text"), leaks)
+        if value["ok"] is not report.ok:
+            raise Refused(f"a leak report's ok is {shown(value['ok'])}, and it has {len(leaks)} leaks")
+        return report
+
+
+def _size(name: str, value: Any) -> float:
+    """Read how far rows are apart, which may be infinitely; ValueError."""
+    if isinstance(value, float) and value >= 0:
+        return value
+    raise Refused(f"{name} is {shown(value)}; it must be a number from 0, with a point")

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
+from hsap.gathering import broadcast_bytes, gather_texts
 from hsap.ir.check import one_line, shown
 from hsap.ir.plan import Plan
 from hsap.ir.span import positions
-from hsap.runtime.gathering import broadcast_bytes, gather_texts
 from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
 

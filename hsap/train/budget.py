@@ -20,10 +20,10 @@ from torch import Tensor
 from hsap.api import compile
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepLoader
+from hsap.gathering import gather_texts
 from hsap.ir.layout import Layout
 from hsap.ir.problem import Cluster, Problem, Topology
 from hsap.runtime.accuracy import exact_attention, random_inputs, rmse
-from hsap.runtime.gathering import gather_texts
 from hsap.runtime.kernels import Kernel, select_kernel
 from hsap.runtime.memory import TORCH_DTYPES
 from hsap.runtime.reference import reference

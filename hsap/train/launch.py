@@ -20,12 +20,11 @@ from hsap.keys import unknown
 from hsap.launched import Place
 from hsap.train import flags, restarts
 from hsap.train.config import KEYS, TrainConfig, train_config
-from hsap.train.loopback import keep_here
 from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
-from hsap.train.processes import Leave, Start, Train, alone_environment, decide, look_around, start_ranks
+from hsap.train.processes import Leave, Start, Train, be_alone, decide, look_around, start_ranks
 from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
-from hsap.train.told import is_echo, tell
+from hsap.train.told import PROGRAM, is_echo, tell
 
 # A rank other than 0 waits this long with its message: rank 0 says the same, once, where all fail alike, and the
 # launcher then ends the rest. Before training all ranks decide from the same values, so that is certain; during
@@ -93,7 +92,8 @@ def main(config_dir: Path) -> None:
         case Leave():
             return
         case Start():
-            code = start_ranks(choice, os.path.abspath(sys.argv[0]), arguments, config.out, config.guard.restarts)
+            script, again = os.path.abspath(sys.argv[0]), config.guard.restarts
+            code = start_ranks(choice, script, arguments, config.out, program=PROGRAM, restarts=again)
             sys.exit(code)
         case Train():
             settings = partial(write_down, task.values, arguments=arguments, config_dir=config_dir)
@@ -107,8 +107,7 @@ def _train(
     assert config.engine.device is not None, "settled before"
     os.environ["DS_ACCELERATOR"] = config.engine.device
     if "RANK" not in os.environ:
-        os.environ.update(alone_environment())
-        keep_here()
+        be_alone()
     patience_s = config.guard.start_timeout_s
     try:
         with _agreed(config.out, rank, config.world_size, patience_s) as (out, goes_on):
@@ -226,7 +225,7 @@ def _agreed(out: str, rank: int, world_size: int, patience_s: float | None) -> I
     yield out, goes_on
 
 
-def fail(error: Exception, rank: int, patience_s: float, program: str = "train.py") -> NoReturn:
+def fail(error: Exception, rank: int, patience_s: float, program: str = PROGRAM) -> NoReturn:
     """Say what went wrong, once for all ranks, and end this process with exit code 1.
 
     Errors that HSAP raised on purpose, and Hydra's, are one paragraph; all else, and everything with HSAP_TRACEBACK=1,

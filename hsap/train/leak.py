@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hsap.data.batch import MicroBatch
+from hsap.gathering import gather_texts
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks, mask_slices
 from hsap.ir.shared import shared_masks
@@ -50,9 +51,8 @@ def check_leak(
     # What is compiled would be compiled with the hooks in it.
     deep = False if model.compile else None
     own = probe(module, _batch(model, micro), run, group=mesh.sp, deep=deep)
-    reports: list = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, own)
-    return reports[:: mesh.topology.num_ranks]
+    texts = gather_texts(json.dumps(own.to_json()))
+    return [LeakReport.from_json(json.loads(text)) for text in texts[:: mesh.topology.num_ranks]]
 
 
 def _batch(model: ModelConfig, micro: MicroBatch) -> Batch:

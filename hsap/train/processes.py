@@ -164,18 +164,23 @@ def rank_environment(environment: Mapping[str, str], device: str, out: str) -> d
     return {**inherited, flags.STARTED: "1", flags.OUT: out}
 
 
-def alone_environment() -> dict[str, str]:
-    """What a launcher would tell the only rank of a run, so that plain python needs no case of its own later."""
+def be_alone() -> None:
+    """Tell this process what a launcher would tell the only rank of a run, so that plain python needs no case of its
+    own later; it is reached from this machine alone."""
+    from hsap.train.loopback import keep_here
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    keep_here()
 
 
-def start_ranks(choice: Start, script: str, arguments: list[str], out: str, restarts: int = 0) -> int:
+def start_ranks(choice: Start, script: str, arguments: list[str], out: str, *, program: str, restarts: int = 0) -> int:
     """Run `script` as ranks of this machine under torch's elastic agent and wait for them.
 
+    program: whose messages these are, as its user calls it.
     restarts: so many times they are started again after a failure, and go on from the newest good checkpoint; not after
     an error that would come again. Returns 0, or the exit code of the rank that failed first (128 + the signal, where
     one ended it). The agent lives in this very process, so that its report, which repeats what the rank has said, can
@@ -210,7 +215,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, rest
     for attempt in range(restarts + 1):
         os.environ[flags.RESTARTS] = str(attempt)
         resumed = ["resume=true", f"out={_quoted(out)}"] if attempt and go_on(out) else []
-        code, final = _run_agent([*agent, script, *arguments, *resumed], positions)
+        code, final = _run_agent([*agent, script, *arguments, *resumed], positions, program)
         if code == 0 or final or asked:
             return code
         if attempt < restarts:
@@ -218,7 +223,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, rest
     return code
 
 
-def _run_agent(arguments: list[str], positions: Shared) -> tuple[int, bool]:
+def _run_agent(arguments: list[str], positions: Shared, program: str) -> tuple[int, bool]:
     """Run the agent once: the exit code, and whether another attempt would end the same way."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run_agent
@@ -243,11 +248,11 @@ def _run_agent(arguments: list[str], positions: Shared) -> tuple[int, bool]:
     if first.exitcode >= 0:
         return first.exitcode, False
     if -first.exitcode == signal.SIGINT:
-        print("train.py: interrupted", file=sys.stderr, flush=True)
+        print(f"{program}: interrupted", file=sys.stderr, flush=True)
         return 128 + signal.SIGINT, True
     record = positions.record(first.local_rank).cast("q")
     told = f"rank {first.local_rank} {ending(-first.exitcode, oom_kills() - kills)}; it was {where(record)}"
-    print(f"train.py: {told}.", file=sys.stderr, flush=True)
+    print(f"{program}: {told}.", file=sys.stderr, flush=True)
     return 128 - first.exitcode, False
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PROGRAM = "train.py"
+"""Whose messages these are, where no other program's are told."""
 _CLOSED = r"Connection (was likely )?(closed|reset)|Broken pipe|pair closure"
 
 
@@ -31,7 +33,7 @@ def written(path: Path) -> Iterator[None]:
         ) from error
 
 
-def tell(text: str, rank: int, final: bool = False, amid: bool = False, program: str = "train.py") -> None:
+def tell(text: str, rank: int, final: bool = False, amid: bool = False, program: str = PROGRAM) -> None:
     """Say a message of a program's and leave it for the launcher.
 
     final: trying again would end the same way. amid: training has begun, and its progress bar may stand in the line.

@@ -35,6 +35,7 @@ def test_a_wrong_scale_is_over_the_bars_everywhere(folder):
     for name in ("gradient", "all_gradients", "norm"):
         assert found["differences"][name] == pytest.approx(0.5, rel=1e-3)
     assert found["differences"]["loss"] < 1e-6
+    assert len(found["worst"]) == 5 and all(name.startswith(("model.", "lm_head.")) for name in found["worst"])
 
 
 @pytest.mark.slow

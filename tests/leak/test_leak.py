@@ -1,5 +1,9 @@
 """The leak check on good models, and on models broken one way each: it names the documents and the layer."""
 
+import json
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +16,7 @@ from hsap.ir.slice import dense
 from hsap.leak.changes import Batch, changed, choose
 from hsap.leak.probe import probe
 from hsap.leak.reach import backward_reach, forward_reach
+from hsap.leak.report import Leak, LeakReport
 from tests.leak.broken import VOCAB, Decoder
 
 LENGTHS = (17, 1, 40, 23, 9)
@@ -67,6 +72,20 @@ def test_broken_models_are_told_by_documents_and_layer(broken):
     with pytest.raises(ValueError, match=rf"leak check: .*document 2.* first in {where}") as error:
         report.check()
     assert "\n" not in str(error.value)
+
+
+def test_a_report_is_read_as_strictly_as_a_file():
+    leak = Leak("document a", "forward", "layers.1", "layers.1.mlp", ("b", "\ud800"), 9, math.inf, 0.0)
+    for report in (LeakReport("nothing", ()), LeakReport("two documents", (leak, replace(leak, direction="backward")))):
+        assert LeakReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    good = LeakReport("two documents", (leak,)).to_json()
+    words = {"told": 3, "direction": "up", "where": None, "documents": ["b", 4]}
+    numbers = {"num_documents": 1, "size": -1.0, "bound": True}
+    bad = [{"leaks": [good["leaks"][0] | {name: value}]} for name, value in (words | numbers).items()]
+    bad += [{"more": 1}, {"ok": True}, {"leaks": "x"}, {"leaks": [[]]}, {"told": 1}]
+    for value in ([], "x", {"ok": True}, *(good | change for change in bad)):
+        with pytest.raises(ValueError, match="leak"):
+            LeakReport.from_json(value)
 
 
 def test_positions_that_run_on_show_when_documents_move():

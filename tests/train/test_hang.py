@@ -74,6 +74,40 @@ def test_ranks_that_wait_for_each_other_have_lost_what_they_sent():
     assert text.startswith("all wait for one another") and "recv kv from rank 1" in text and "send kv to rank 0" in text
 
 
+def test_of_a_thousand_ranks_all_at_fault_are_named_and_the_rest_are_counted():
+    """One of the lines that are cut off is of hundreds of ranks, and there are more lines at fault than are shown."""
+    silent = [sight(rank, ATTENDS, state="T", silent_s=20 + rank) for rank in range(0, 80, 10)]
+    told_of = {s.rank for s in silent}
+    some = {rank: sight(rank, WAITS, WAIT=Wait.RECV, PEER=rank - 1) for rank in (101, 103, 205, 207, 309, 411)}
+    many = [
+        some.get(rank) or sight(rank, WAIT=Wait.ALL, PHASE=Phase.AGREE if rank < 500 else Phase.UPDATE)
+        for rank in range(1000)
+        if rank not in told_of
+    ]
+    found, text = told(*many, *silent)
+    assert found == telling.Blame(Fault.SILENT, tuple(sorted(told_of)))
+    *lines, last = text.split("; ")
+    assert [line.split(" (")[0] for line in lines[:8]] == [f"rank {rank}" for rank in sorted(told_of)]
+    first, *rest = lines[8:]
+    assert first.startswith("each of ranks 1 to 9, 11 to 19, ") and "71 to 100, 102, 104 to 204, 206, " in first
+    assert "310 to 410 and 412 to 499 waits for the others, comparing plans" in first
+    assert [line.split()[1] for line in rest] == ["101", "103", "205", "207", "309"]
+    # Rank 411, and all from 500 on.
+    assert last == "and 501 more ranks" and len(text) < 3000
+
+
+def test_of_a_thousand_ranks_in_a_circle_those_that_make_it_come_first():
+    ring = [sight(rank, WAITS, WAIT=Wait.RECV, PEER=1009 - rank) for rank in range(500, 510)]
+    found, text = told(*(sight(rank, WAIT=Wait.ALL, PHASE=Phase.AGREE) for rank in range(500)), *ring)
+    assert found == telling.Blame(Fault.CIRCLE, tuple(range(500, 510)))
+    _, *lines, last = text.split("; ")
+    assert [line.split()[1] for line in lines] == [str(rank) for rank in range(500, 506)]
+    assert last == "and 504 more ranks"
+    assert told(*(sight(rank, WAIT=Wait.ALL, PHASE=Phase.AGREE, still_s=rank) for rank in range(7)))[1].endswith(
+        "for 5 s; and 1 more rank"
+    )
+
+
 def test_where_a_rank_is_reads_as_people_say_it():
     def at(**words):
         return where(sight(0, **words).words)

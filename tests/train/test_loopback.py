@@ -24,8 +24,8 @@ dist.barrier()
 
 def test_ranks_started_here_and_their_agent_listen_on_the_loopback_address_alone(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
-    program = "import sys; from hsap.train.processes import Start, start_ranks; " \
-              "sys.exit(start_ranks(Start('cpu', 2), sys.argv[1], [sys.argv[2]], sys.argv[2]))"  # fmt: skip
+    program = "import sys; from hsap.train.processes import Start, start_ranks; _, script, out = sys.argv; " \
+              "sys.exit(start_ranks(Start('cpu', 2), script, [out], out, program='train.py'))"  # fmt: skip
     arguments = [sys.executable, "-c", program, str(tmp_path / "rank.py"), str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
     done = subprocess.run(
@@ -60,4 +60,26 @@ def test_stores_are_shared_and_others_are_left_to_torch():
     named = bool(own) and not own[0].startswith("127.") and ":" not in own[0]
     program = textwrap.dedent(STORES).replace("{named}", str(named))
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+ALONE = """
+    import os, psutil, torch.distributed as dist
+    from hsap.train.processes import be_alone
+    be_alone()
+    assert {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")} == {"RANK": "0", "WORLD_SIZE": "1"}
+    dist.init_process_group("gloo")
+    dist.barrier()
+    open_at = [c.laddr for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+    assert {place.ip for place in open_at} == {"127.0.0.1"}, open_at
+    assert int(os.environ["MASTER_PORT"]) in {place.port for place in open_at}
+"""
+
+
+def test_a_lone_rank_listens_on_the_loopback_address_alone():
+    environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ALONE)], cwd=ROOT, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr

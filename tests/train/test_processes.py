@@ -1,6 +1,6 @@
 import pytest
 
-from hsap.train.processes import Leave, Start, Surroundings, Train, alone_environment, decide, rank_environment
+from hsap.train.processes import Leave, Start, Surroundings, Train, decide, rank_environment
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,3 @@ def test_started_ranks_inherit_nothing_of_the_launcher_above():
         "HSAP_OUT": "outputs/x",
     }
     assert rank_environment(above, "cuda", "outputs/x")["OMP_NUM_THREADS"] == "8"
-
-
-def test_a_lone_process_gets_a_port_of_its_own():
-    alone = alone_environment()
-    assert (alone["RANK"], alone["WORLD_SIZE"], alone["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
-    assert 1024 <= int(alone["MASTER_PORT"]) < 65536

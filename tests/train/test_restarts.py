@@ -87,13 +87,15 @@ def test_ranks_that_hsap_starts_are_started_again_from_the_checkpoint(tmp_path, 
     out = tmp_path / "it's out"
     save(out / "checkpoints", 3)
     begin = time.monotonic()
-    assert start_ranks(Start("cpu", 2), str(tmp_path / "script.py"), ["a=1"], str(out), restarts=1) == 0
+    script = str(tmp_path / "script.py")
+    assert start_ranks(Start("cpu", 2), script, ["a=1"], str(out), program="hsap check leak", restarts=1) == 0
     assert time.monotonic() - begin < 60
     told = json.loads((tmp_path / "it's out.0.1").read_text())
     assert told == ["0", "1", str(out), ["a=1", "resume=true", rf"out='{tmp_path}/it\'s out'"]]
     assert json.loads((tmp_path / "it's out.0.0").read_text())[3] == ["a=1"]
     said = capfd.readouterr().err
-    assert "rank 1 was ended by signal SIGKILL" in said and "restart 1 of 1" in said and "of step 3" in said
+    assert "\nhsap check leak: rank 1 was ended by signal SIGKILL" in f"\n{said}" and "train.py" not in said
+    assert "restart 1 of 1" in said and "of step 3" in said
 
 
 def test_what_a_job_started_by_us_has_is_not_handed_down():

@@ -29,11 +29,11 @@ from safetensors import SafetensorError, safe_open
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.files import replace, sync, write
+from hsap.gathering import gather_texts
 from hsap.ir.check import MAX_TOKENS, Refused, fields, instance, one_line, shown, whole, wholes
 from hsap.ir.plan import Plan
 from hsap.models import ModelConfig
 from hsap.models.config import FREE
-from hsap.runtime.gathering import gather_texts
 from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
 from hsap.tensorfile import write_tensors

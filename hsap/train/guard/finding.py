@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hsap.data.batch import MicroBatch
 from hsap.data.loader import StepBatch
+from hsap.gathering import gather_texts
 from hsap.ir.check import shown
 from hsap.ir.span import positions
-from hsap.runtime.gathering import gather_texts
 from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
 from hsap.train.gradients import non_finite

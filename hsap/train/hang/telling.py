@@ -69,19 +69,26 @@ def _comes_back(rank: int, pairs: dict[int, int]) -> bool:
 
 
 def stands(sights: Sequence[Sight], found: Blame) -> str:
-    """Who is at fault and who waits, without saying what follows."""
-    at_fault = [sight for sight in sights if sight.rank in found.ranks]
-    others = [sight for sight in sights if sight.rank not in found.ranks and not sight.left]
-    parts = [*_grouped([(s.name, _fault(s, found.fault)) for s in at_fault])]
+    """Who is at fault, all of them, and who waits, some of them, without saying what follows."""
+    at_fault = set(found.ranks)
+    others = [sight for sight in sights if not sight.left]
     if found.fault == Fault.CIRCLE:
+        # Nobody is at fault alone: there may be a thousand lines of such ranks.
         parts = ["all wait for one another: what they sent is lost on its way, or never left"]
-        others = [sight for sight in sights if not sight.left]
-    parts += _grouped([(f"rank {s.rank}", _other(s)) for s in others])
+        others.sort(key=lambda sight: sight.rank not in at_fault)
+    else:
+        told = _grouped([(sight.name, _fault(sight, found.fault)) for sight in sights if sight.rank in at_fault])
+        parts = [line for line, _ in told]
+        others = [sight for sight in others if sight.rank not in at_fault]
+    waiting = _grouped([(f"rank {sight.rank}", _other(sight)) for sight in others])
+    parts += [line for line, _ in waiting[:_SHOWN]]
+    if more := sum(num_ranks for _, num_ranks in waiting[_SHOWN:]):
+        parts.append(f"and {more} more rank{'s' if more > 1 else ''}")
     return "; ".join(parts)
 
 
-def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
-    """Lines of several ranks, those that say the same as one."""
+def _grouped(told: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Lines of several ranks, those that say the same as one; and of how many ranks each is."""
     by_text: dict[str, list[str]] = {}
     for name, text in told:
         by_text.setdefault(text, []).append(name)
@@ -89,12 +96,23 @@ def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
     for text, names in by_text.items():
         bare = all(name.removeprefix("rank ").isdigit() for name in names)
         if bare and len(names) > 1:
-            numbers = [name.removeprefix("rank ") for name in names]
-            lines.append(f"each of ranks {', '.join(numbers[:-1])} and {numbers[-1]} {text}")
+            numbers = _listed([int(name.removeprefix("rank ")) for name in names])
+            lines.append((f"each of ranks {numbers} {text}", len(names)))
         else:
-            lines.append(f"{' and '.join(names)} {text}")
-    more = len(lines) - _SHOWN
-    return lines if more <= 0 else [*lines[:_SHOWN], f"{more} more ranks wait like these"]
+            lines.append((f"{' and '.join(names)} {text}", len(names)))
+    return lines
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Numbers in ascending order, as people list them: "0 to 498 and 500"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _fault(sight: Sight, fault: Fault) -> str:

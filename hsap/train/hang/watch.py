@@ -102,8 +102,8 @@ class Watch:
 
     def claim(self, text: str) -> bool:
         """Tell the others why this rank ends, so that all do. False: the reason is told already, by another."""
-        stands = self.beats.claim({"by": self.rank, "text": text, "ranks": []}, _CLAIM_S)
-        return stands is None or stands["by"] == self.rank
+        verdict = self.beats.claim({"by": self.rank, "text": text, "ranks": []}, _CLAIM_S)
+        return verdict is None or verdict["by"] == self.rank
 
     def explain(self, patience_s: float) -> None:
         """Say which rank is gone, having lost the connection to one; returns where no such rank is found in time."""
@@ -232,16 +232,16 @@ class Watch:
         """Say why all end, unless another rank has said it; ends this process in either case."""
         # One that is only starved of processor time answers now and then.
         found = telling.blame(sights, max(5 * self.beat_s, 2.0, 0.5 * sights[self.rank].still_s))
-        stands, lost = telling.stands(sights, found), self._lost_store()
+        state, lost = telling.stands(sights, found), self._lost_store()
         if lost and found.fault in (telling.Fault.BEHIND, telling.Fault.CIRCLE, telling.Fault.WORKS):
             found = telling.Blame(telling.Fault.STORE, ())
-        text = f"{what}. At fault: {'; '.join(filter(None, (lost, stands)))}. {self._advice(found)}"
+        text = f"{what}. At fault: {'; '.join(filter(None, (lost, state)))}. {self._advice(found)}"
         said = {"by": self.rank, "text": text, "ranks": found.ranks, "silent": found.fault == telling.Fault.SILENT}
-        stands = self.beats.claim(said, _CLAIM_S)
-        if stands is not None:
-            if stands["by"] == self.rank:
+        verdict = self.beats.claim(said, _CLAIM_S)
+        if verdict is not None:
+            if verdict["by"] == self.rank:
                 tell(text, self.rank, amid=True)
-            self._leave(stands)
+            self._leave(verdict)
         # Without the store the ranks of one machine can still agree who speaks.
         if (address := _first_here(self.beats.people[0])) is not None:
             tell(text, self.rank, amid=True)
