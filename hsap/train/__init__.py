@@ -5,7 +5,8 @@ config       the whole configuration, checked
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
 run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)
 attention    a rank's attention: how heads are planned, who makes the plans, what the model calls
-agreement, figures  what ranks compare and sum up in each step
+agreement    what ranks must hold alike (difference: who holds what, and the first difference; facts: of a run)
+figures      what a step is said to have done
 guard        no update of a step that has gone wrong: who is to blame, dumps and their replay
 budget       attention's error, measured before the first step
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
