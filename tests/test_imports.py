@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "view": {"ir", "steps", "sim", "verify"},
     "calibrate": {"children", "launched", "ir", "clusters", "sim", "runtime"},
     "papers": {"ir", "api", "compiler", "planners", "sim", "models", "tune"},
-    "tune": {"buffers", "children", "steps", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
+    "tune": {"buckets", "children", "steps", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
         *("data", "files", "targets", "train", "checks", "doctor"),
@@ -43,9 +43,9 @@ MAY_IMPORT = {
     "leak": {"ir"},
     "checks": {"ir", "clusters", "data", "leak", "planning", "runtime", "train"},
     "doctor": {"ir", "keys", "planners", "runtime", "calibrate", "checks", "train"},
-    "buffers": {"models"},
+    "buckets": {"models"},
     "train": {
-        "buffers",
+        "buckets",
         "position",
         "ir",
         "steps",

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model, initialise
 from hsap.models.huggingface import Weights, fill, load
@@ -190,8 +190,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
     import deepspeed
 
     device = own_device(config)
-    buffers = Buffers.of(model_config, config.tsp_degree)
-    settings = deepspeed_settings(config, buffers)
+    buckets = Buckets.of(model_config, config.tsp_degree)
+    settings = deepspeed_settings(config, buckets)
     model, sharding = _model(config, model_config, settings, device)
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
@@ -203,7 +203,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh) -> Engine:
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=sharding)
     optimizer.state.clear()
     # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
-    engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, buckets.reduced)
     made = Engine(engine, mesh, device, sharding)
     # Within an update ranks wait for one another but here, where each is by itself.
     optimizer.register_step_pre_hook(lambda *_: made.position.phase(Phase.WEIGHTS))
@@ -218,7 +218,7 @@ def _weight_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
     return [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
+def deepspeed_settings(config: TrainConfig, buckets: Buckets) -> dict:
     """DeepSpeed's configuration of a run. No mpu but under TSP: gradients are averaged over the whole world."""
     settings = {
         "train_micro_batch_size_per_gpu": 1,
@@ -226,7 +226,7 @@ def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
         "gradient_clipping": config.optim.clip or 0.0,
         # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
         # transfers on another rank, and two communicators that wait for each other hang.
-        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buffers.settings(),
+        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buckets.settings(),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
     }

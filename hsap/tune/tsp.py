@@ -19,7 +19,7 @@ holds all rows of the residual stream, so that blocks' inputs and norms are whol
 
 from __future__ import annotations
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.models.config import ModelConfig
 from hsap.models.tsp.shards import Shards
@@ -59,7 +59,7 @@ def tsp_phases(
     state = _state_bytes(params, setting, owners)
     saved, inputs = _saved_bytes(model, degree, setting)
     between = e * params if setting.accumulation > 1 else 0
-    bucket = Buffers.of(model, degree).reduced if setting.zero_stage == 1 and e == WIDE else 0
+    bucket = Buckets.of(model, degree).reduced if setting.zero_stage == 1 and e == WIDE else 0
 
     def phase(layers: float, working: float, gradients: float, buffer: float) -> dict[str, float]:
         items = state | {
