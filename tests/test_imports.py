@@ -36,13 +36,13 @@ MAY_IMPORT = {
     "tune": {"buckets", "children", "steps", "ir", "clusters", "api", "compiler", "planners", "sim", "models", "data"},
     "cli": {
         *("calibrate", "children", "papers", "ir", "clusters", "api", "planners", "verify", "view", "tune", "models"),
-        *("data", "files", "targets", "train", "checks", "doctor"),
+        *("data", "files", "launched", "targets", "train", "checks", "doctor"),
     },
     "planning": {"ir", "position", "api", "verify", "data"},
     "integrations": {"ir", "clusters", "data", "models", "runtime", "planning", "targets", "leak"},
     "leak": {"ir"},
     "checks": {"ir", "clusters", "data", "leak", "planning", "runtime", "train"},
-    "doctor": {"ir", "keys", "planners", "runtime", "calibrate", "checks", "train"},
+    "doctor": {"ir", "keys", "launched", "planners", "runtime", "calibrate", "checks", "train"},
     "buckets": {"models"},
     "train": {
         "buckets",
