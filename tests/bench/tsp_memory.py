@@ -1,4 +1,4 @@
-"""Memory of a rank whose weights are sharded with its tokens (TSP), or sharded alone (TP).
+"""TSP memory: what a rank holds whose weights are sharded with its tokens (TSP), or sharded alone (TP).
 
 TSP is counted as `hsap.models.tsp` and DeepSpeed hold it, on the rank with the largest shard; n are its
 parameters, about 1/D of all, and R = world / D ranks hold the same ones. Per parameter:
