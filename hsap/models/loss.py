@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsap.models.wide import add_product, chunks, wide_dtype
 from hsap.targets import NO_TARGET
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for statistics, logits and losses: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def token_loss_sum(
@@ -94,19 +90,6 @@ class _TokenLossSum(torch.autograd.Function):
             (gradient * grad_total).to(dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return *gradients, None, None, None, None
-
-
-def add_product(total: Tensor, left_NA: Tensor, right_NB: Tensor) -> None:
-    """Add leftᵀ · right to a total in the same or a wider dtype."""
-    if total.dtype == left_NA.dtype:
-        total.addmm_(left_NA.t(), right_NB)
-    else:
-        total += left_NA.t() @ right_NB
-
-
-def chunks(num_rows: int, chunk: int) -> list[slice]:
-    """Rows (or words) in their order, so many at a time."""
-    return [slice(start, min(start + chunk, num_rows)) for start in range(0, num_rows, chunk)]
 
 
 def _chunk_losses(

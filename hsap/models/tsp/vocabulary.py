@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsap.models.loss import add_product, check_targets, chunks, logit_gradient, wide_dtype, word_columns
+from hsap.models.loss import check_targets, logit_gradient, word_columns
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
+from hsap.models.wide import add_product, chunks, wide_dtype
 from hsap.targets import NO_TARGET
 
 
