@@ -31,3 +31,20 @@ class Place:
             given = ", ".join(f"{name}={environment.get(name)}" for name in names)
             raise Refused(f"launcher: {given}: these must be numbers; unset RANK where none started this") from None
         return cls(rank, world_size, local_rank, local_world_size)
+
+    @classmethod
+    def among_several(cls, environment: Mapping[str, str]) -> Place | None:
+        """Read them where a launcher started several ranks; None where none did, or one alone.
+
+        ValueError: they are no numbers, or no place among equally many ranks on every node.
+        """
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            return None
+        place = cls.of(environment)
+        rank, world_size, here = place.rank, place.world_size, place.local_world_size
+        if not 0 <= rank < world_size or here < 1 or world_size % here:
+            raise Refused(
+                f"launcher: RANK={rank}, WORLD_SIZE={world_size} and {here} ranks on this node can't be: start equally "
+                "many ranks on every node, as torchrun does with --nnodes and --nproc-per-node"
+            )
+        return place if world_size > 1 else None

@@ -31,3 +31,15 @@ def test_what_is_no_number_is_told(wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(ValueError, match=rf"launcher: .*{name}={value}.*: these must be numbers"):
         look_around({"RANK": "0", "WORLD_SIZE": "1"} | wrong)
+
+
+def test_a_place_among_several_is_one_that_can_be():
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Place.among_several(torchrun) == Place(3, 4, 1, 2)
+    assert Place.among_several({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}) == Place(3, 4, 1, 2)
+    for alone in ({}, {"RANK": "0"}, {"WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": "1"}):
+        assert Place.among_several(alone) is None
+    wrong = ({"WORLD_SIZE": "many"}, {"RANK": "4"}, {"RANK": "-1"}, {"WORLD_SIZE": "5"}, {"LOCAL_WORLD_SIZE": "0"})
+    for told in wrong:
+        with pytest.raises(ValueError, match="launcher: "):
+            Place.among_several(torchrun | told)

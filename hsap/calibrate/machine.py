@@ -14,11 +14,12 @@ import torch
 from hsap import clusters
 from hsap.calibrate.fit import Residual, fit_kernels, fit_links
 from hsap.calibrate.measure import measure, num_cores
-from hsap.calibrate.processes import Inside, Launched, run_ranks, told_to_first
+from hsap.calibrate.processes import Inside, joined, run_ranks, told_to_first
 from hsap.calibrate.readings import Network, Readings, together
 from hsap.ir.check import Refused, one_of, whole
 from hsap.ir.cluster import BOUNDLESS, Cluster
 from hsap.ir.heads import HeadShape
+from hsap.launched import Place
 
 HEADS = {"cpu": HeadShape(8, 2, 64, "fp32"), "cuda": HeadShape(32, 8, 128, "bf16")}
 """Heads that kernels are measured with, by device."""
@@ -84,19 +85,19 @@ def calibrate(
 
 
 def calibrate_launched(
-    launched: Launched, device: str | None = None, heads: HeadShape | None = None, turns: int = 8, name: str = "here"
+    place: Place, device: str | None = None, heads: HeadShape | None = None, turns: int = 8, name: str = "here"
 ) -> Calibration | None:
     """Measure the cluster whose ranks a launcher started, this process one of them; on rank 0 what was found.
 
     Collective over all its ranks; None on the others. The rest as in `calibrate`.
     """
     device, heads = _checked(device, heads, turns)
-    with launched.joined(_backend(device)):
-        own = measure(launched.rank, device, heads, turns, launched.ranks_per_node)
+    with joined(place, _backend(device)):
+        own = measure(place.rank, device, heads, turns, place.local_world_size)
         by_rank = told_to_first(own, "calibrated")
     if by_rank is None:
         return None
-    return _fitted(by_rank, launched.ranks_per_node, _base(device, name), device, heads, turns)
+    return _fitted(by_rank, place.local_world_size, _base(device, name), device, heads, turns)
 
 
 def _checked(device: str | None, heads: HeadShape | None, turns: int) -> tuple[str, HeadShape]:

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hsap.children import end_with, ended_on_sigterm
-from hsap.ir.check import Refused
 from hsap.launched import Place
 from hsap.runtime.groups import job_store
 
@@ -42,40 +41,17 @@ class Inside:
     cores: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """What a launcher (torchrun, DeepSpeed's) told this process of its place among the ranks that it started."""
-
-    rank: int
-    num_ranks: int
-    local_rank: int
-    ranks_per_node: int
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Launched | None:
-        """Read the launcher's variables; None where there are none, or for one rank alone. ValueError: no numbers."""
-        if "RANK" not in environment or "WORLD_SIZE" not in environment:
-            return None
-        place = Place.of(environment)
-        rank, num_ranks, per_node = place.rank, place.world_size, place.local_world_size
-        if not 0 <= rank < num_ranks or per_node < 1 or num_ranks % per_node:
-            raise Refused(
-                f"launcher: RANK={rank}, WORLD_SIZE={num_ranks} and {per_node} ranks on this node can't be: start "
-                "equally many ranks on every node, as torchrun does with --nnodes and --nproc-per-node"
-            )
-        return cls(rank, num_ranks, place.local_rank, per_node) if num_ranks > 1 else None
-
-    @contextmanager
-    def joined(self, backend: str, timeout_s: float = 1800.0) -> Iterator[None]:
-        """Be one of the ranks: the process group that the launcher's variables describe."""
-        torch.set_num_threads(1)
-        if backend == "nccl":
-            torch.cuda.set_device(self.local_rank)
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
+@contextmanager
+def joined(place: Place, backend: str, timeout_s: float = 1800.0) -> Iterator[None]:
+    """Be one of the ranks that a launcher started: the process group that its variables describe."""
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(place.local_rank)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def run_ranks(

@@ -15,6 +15,7 @@ from hsap.cli.files import check_writable
 from hsap.cli.problem import named
 from hsap.ir.check import one_of, whole
 from hsap.ir.heads import HeadShape
+from hsap.launched import Place
 
 if TYPE_CHECKING:
     from hsap.calibrate.machine import Calibration
@@ -92,10 +93,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from torch.cuda import is_available
 
     from hsap.calibrate.machine import HEADS, calibrate, calibrate_launched
-    from hsap.calibrate.processes import Launched
 
-    launched = Launched.of(os.environ)
-    if arguments.out is not None and (launched is None or launched.rank == 0):
+    place = Place.among_several(os.environ)
+    if arguments.out is not None and (place is None or place.rank == 0):
         check_writable("--out", arguments.out)
     heads = None
     if arguments.heads is not None or arguments.dtype is not None:
@@ -106,15 +106,15 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         heads = named("--heads, --dtype", HeadShape.parse, text, arguments.dtype or usual.dtype)
     name = Path(arguments.out).stem if arguments.out else "here"
     more = (arguments.device, heads, arguments.turns, name)
-    if launched is None:
+    if place is None:
         found = calibrate(2 if arguments.ranks is None else arguments.ranks, *more)
     else:
-        if arguments.ranks not in (None, launched.num_ranks):
+        if arguments.ranks not in (None, place.world_size):
             raise ValueError(
-                f"--ranks {arguments.ranks}: a launcher started {launched.num_ranks} ranks (WORLD_SIZE), and these "
+                f"--ranks {arguments.ranks}: a launcher started {place.world_size} ranks (WORLD_SIZE), and these "
                 "are measured; leave --ranks out, or have the launcher start as many"
             )
-        found = calibrate_launched(launched, *more)
+        found = calibrate_launched(place, *more)
     if found is not None:
         _tell(found, arguments.out, arguments.json)
     return OK

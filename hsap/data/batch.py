@@ -23,6 +23,9 @@ from hsap.data.packing import Pack, Piece
 from hsap.data.store import DocumentStore
 from hsap.targets import NO_TARGET
 
+ARRAYS = ("tokens", "labels", "positions")
+"""Fields of a micro-batch with a number for each token."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:

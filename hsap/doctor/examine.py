@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from hsap.calibrate.processes import Launched, run_ranks, told_to_first
+from hsap.calibrate.processes import joined, run_ranks, told_to_first
 from hsap.doctor.config import config
 from hsap.doctor.devices import devices
 from hsap.doctor.kernels import kernels
@@ -19,6 +19,7 @@ from hsap.doctor.report import FAILED, Line, Report, together
 from hsap.doctor.system import system
 from hsap.doctor.versions import agreement, own_versions, versions
 from hsap.ir.check import one_line
+from hsap.launched import Place
 
 TIMEOUT_S = 120.0
 """How long ranks may take to meet and to measure."""
@@ -39,26 +40,26 @@ class Asked:
 
 def examine(asked: Asked) -> Report | None:
     """Examine this machine, or with a launcher's ranks all of theirs: then on rank 0, and None on the others."""
-    launched = Launched.of(os.environ)
+    place = Place.among_several(os.environ)
     has_gpus = torch.cuda.is_available()
-    if launched is None:
+    if place is None:
         ranks = asked.ranks or (torch.cuda.device_count() if asked.device == "cuda" else 2)
         lines = [*versions(has_gpus, own_versions()), *devices(), *system(asked.out)]
         lines += _kernels(asked.device, range(torch.cuda.device_count()))
         lines += [*_links(asked.device, ranks), *config(asked.overrides)]
         return Report(_head(asked.device, ranks, 1), tuple(lines))
-    with launched.joined("nccl" if asked.device == "cuda" else "gloo", TIMEOUT_S):
+    with joined(place, "nccl" if asked.device == "cuda" else "gloo", TIMEOUT_S):
         lines = [*versions(has_gpus, own_versions()), *devices(), *system(asked.out)]
-        lines += _kernels(asked.device, [launched.local_rank])
+        lines += _kernels(asked.device, [place.local_rank])
         seen = told_to_first([asdict(line) for line in lines], "doctor/lines")
         held = told_to_first(own_versions(), "doctor/versions")
-        measured = told_to_first(survey(launched.rank, asked.device), "doctor/links")
+        measured = told_to_first(survey(place.rank, asked.device), "doctor/links")
     if seen is None or held is None or measured is None:
         return None
     whole = [*together([Line(**line) for line in own] for own in seen), *agreement(held)]
-    whole += [*links(measured, asked.device, launched.ranks_per_node), *config(asked.overrides)]
-    nodes = launched.num_ranks // launched.ranks_per_node
-    return Report(_head(asked.device, launched.num_ranks, nodes), tuple(whole))
+    whole += [*links(measured, asked.device, place.local_world_size), *config(asked.overrides)]
+    nodes = place.world_size // place.local_world_size
+    return Report(_head(asked.device, place.world_size, nodes), tuple(whole))
 
 
 def _kernels(device: str, indices: Sequence[int]) -> list[Line]:

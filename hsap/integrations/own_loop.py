@@ -32,7 +32,7 @@ from hsap.ir.mask import Mask, distinct_masks, parse_layers
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Problem, Topology
 from hsap.ir.span import positions
-from hsap.models.loss import wide_dtype
+from hsap.models.wide import wide_dtype
 from hsap.planning.compiling import PlanningSetup, Shape
 from hsap.planning.exchange import PlanExchange
 from hsap.planning.pool import PlanPool

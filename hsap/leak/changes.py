@@ -85,7 +85,7 @@ def changed(batch: Batch, change: Change) -> np.ndarray:
     return tokens
 
 
-def places(lengths: Sequence[int], order: Iterable[int]) -> np.ndarray:
+def order_rows(lengths: Sequence[int], order: Iterable[int]) -> np.ndarray:
     """Where tokens come from when documents are laid in another order: int64 [T], positions in the given one."""
     borders = Layout.from_lengths(lengths).cu_seqlens.tolist()
     parts = [np.arange(*borders[i : i + 2]) for i in order]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hsap.leak.changes import Batch, Change, places
+from hsap.leak.changes import Batch, Change, order_rows
 from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Key, Seen
 from hsap.leak.reach import backward_reach, forward_reach
 from hsap.leak.report import MAX_NAMED, Leak
@@ -127,7 +127,7 @@ def moved(
     watch: Watch, everywhere: Everywhere, names: dict[str, list[str]], batch: Batch, first: Seen, other: Seen
 ) -> list[Leak]:
     """Leaks that show when the documents are laid in another order: the opposite one, as `other` was."""
-    came_from = places(batch.lengths, opposite(batch).tolist())
+    came_from = order_rows(batch.lengths, opposite(batch).tolist())
     one, same = (
         everywhere.sums(_totals(batch, seen, rows), len(batch.lengths), NUM_PARTS + 1)
         for seen, rows in ((first, first.rows), (other, came_from[other.rows]))

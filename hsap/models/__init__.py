@@ -1,7 +1,8 @@
 """Llama-family decoder in plain PyTorch, over local rows of packed sequences; its shape alone needs no torch.
 
 config       dimensions and numerics, checked; parameters and FLOPs
-llama        the decoder (rope, scaling: rotary embedding; mlp, loss: in chunks; offload: what layers keep, on the host)
+llama        the decoder (rope, scaling: rotary embedding; mlp, loss: in chunks; wide: in which sums are kept; offload:
+             what layers keep, on the host)
 huggingface  folders of Hugging Face's, read and written
 tsp          the same decoder with its weights sharded over ranks
 """

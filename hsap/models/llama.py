@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hsap.models.config import ModelConfig
-from hsap.models.loss import token_loss_sum, token_losses, wide_dtype
+from hsap.models.loss import token_loss_sum, token_losses
 from hsap.models.mlp import SwiGLU
 from hsap.models.offload import CudaMover, Mover, Shelf
 from hsap.models.rope import Rope, model_rope, rotate
+from hsap.models.wide import wide_dtype
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 """Names of the parameters that stand in no layer."""

@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsap.models.wide import add_product, chunks, wide_dtype
 from hsap.targets import NO_TARGET
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for statistics, logits and losses: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def token_loss_sum(
@@ -96,19 +92,6 @@ class _TokenLossSum(torch.autograd.Function):
         return *gradients, None, None, None, None
 
 
-def add_product(total: Tensor, left_NA: Tensor, right_NB: Tensor) -> None:
-    """Add leftᵀ · right to a total in the same or a wider dtype."""
-    if total.dtype == left_NA.dtype:
-        total.addmm_(left_NA.t(), right_NB)
-    else:
-        total += left_NA.t() @ right_NB
-
-
-def chunks(num_rows: int, chunk: int) -> list[slice]:
-    """Rows (or words) in their order, so many at a time."""
-    return [slice(start, min(start + chunk, num_rows)) for start in range(0, num_rows, chunk)]
-
-
 def _chunk_losses(
     hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_vocab: int | None
 ) -> tuple[Tensor, Iterable[tuple[int, Tensor]]]:
@@ -132,8 +115,8 @@ def _logsumexp(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, words: l
     sum_N, picked_N = torch.zeros_like(highest_N), torch.full_like(highest_N, torch.nan)
     for w in words:
         logits_NV = _logits(hidden_NC, weight_VC, w)
-        inside_N, place_N1 = place(targets_N, w.start, logits_NV.shape[1])
-        picked_N = torch.where(inside_N, logits_NV.gather(1, place_N1)[:, 0], picked_N)
+        inside_N, column_N1 = word_columns(targets_N, w.start, logits_NV.shape[1])
+        picked_N = torch.where(inside_N, logits_NV.gather(1, column_N1)[:, 0], picked_N)
         higher_N = torch.maximum(highest_N, logits_NV.amax(dim=1))
         sum_N = sum_N * (highest_N - higher_N).exp() + logits_NV.sub_(higher_N[:, None]).exp_().sum(dim=1)
         highest_N = higher_N
@@ -144,11 +127,11 @@ def _logits(hidden_NC: Tensor, weight_VC: Tensor, words: slice) -> Tensor:
     return (hidden_NC @ weight_VC[words].t()).to(wide_dtype(hidden_NC.dtype))
 
 
-def place(targets_N: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
+def word_columns(targets_N: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
     """Which targets are among some words, and where: [N], and [N, 1] with 0 for those that aren't."""
-    place_N = targets_N.long() - first
-    inside_N = (place_N >= 0) & (place_N < num_words) & (targets_N != NO_TARGET)
-    return inside_N, place_N.masked_fill(~inside_N, 0)[:, None]
+    column_N = targets_N.long() - first
+    inside_N = (column_N >= 0) & (column_N < num_words) & (targets_N != NO_TARGET)
+    return inside_N, column_N.masked_fill(~inside_N, 0)[:, None]
 
 
 def logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tensor:
@@ -156,9 +139,9 @@ def logit_gradient(log_probs_NV: Tensor, targets_N: Tensor, first: int) -> Tenso
 
     first: the word of the first column.
     """
-    inside_N, place_N1 = place(targets_N, first, log_probs_NV.shape[1])
+    inside_N, column_N1 = word_columns(targets_N, first, log_probs_NV.shape[1])
     grad_NV = log_probs_NV.exp_()
-    grad_NV.scatter_add_(1, place_N1, inside_N.to(grad_NV.dtype).neg()[:, None])
+    grad_NV.scatter_add_(1, column_N1, inside_N.to(grad_NV.dtype).neg()[:, None])
     return grad_NV.masked_fill_((targets_N == NO_TARGET)[:, None], 0)
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hsap.models.config import ModelConfig
-from hsap.models.loss import add_product, wide_dtype
+from hsap.models.wide import add_product, wide_dtype
 
 
 class SwiGLU(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hsap.models.config import ModelConfig
-from hsap.models.loss import wide_dtype
 from hsap.models.scaling import RopeScaling
+from hsap.models.wide import wide_dtype
 
 Rope = tuple[Tensor, Tensor]
 UNSCALED = RopeScaling()

@@ -110,7 +110,7 @@ class Executor:
             if tuple(tensor.shape) != wanted or tensor.dtype != dtype:
                 raise ValueError(
                     f"executor: rank {self.rank} was given {name} of shape {list(tensor.shape)} and {tensor.dtype}, "
-                    f"its shard is {list(wanted)} (tokens, heads, dim) of {dtype}; take the rows at "
+                    f"its rows are {list(wanted)} (tokens, heads, dim) of {dtype}; take those at "
                     "plan.rank_spans(rank), in that order and in the dtype that HeadShape (sequence_parallel's dtype=) "
                     "was given"
                 )

@@ -23,15 +23,12 @@ class ShardedAttention:
         self.executors: tuple[Executor, ...] = ()
 
     def load(self, plans: Sequence[Plan]) -> None:
-        """Use these plans from now on; ValueError where they place tokens differently."""
+        """Use these plans from now on; they place tokens alike."""
         first = plans[0]
         for plan in plans[1:]:
-            if not all(np.array_equal(plan.rank_spans(r), first.rank_spans(r)) for r in range(first.num_ranks)):
-                raise ValueError(
-                    f"planner {first.planner} places tokens otherwise for {first.problem.heads.num_q_heads} heads than "
-                    f"for {plan.problem.heads.num_q_heads}, and weight shards of unequal heads need one placement; use "
-                    "another planner, or a TSP degree that deals the heads evenly"
-                )
+            # Planners that wouldn't are refused before anything is planned (`hsap.train.tsp.planning`).
+            alike = all(np.array_equal(plan.rank_spans(r), first.rank_spans(r)) for r in range(first.num_ranks))
+            assert alike, "weight shards of unequal heads need one placement"
         self.executors = tuple(map(self.session.load, plans))
 
     def forward(self, shard: int, q_THD: Tensor, k_THD: Tensor, v_THD: Tensor, layer: int) -> tuple[Tensor, ...]:

@@ -6,7 +6,8 @@ inputs       data, model and checkpoint of a run, refused before ranks wait for 
 run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)
 updates      a rank's part of each optimizer update: loss, gradient, judgement, weights
 attention    a rank's attention: how heads are planned, who makes the plans, what the model calls
-agreement, figures  what ranks compare and sum up in each step
+agreement    what ranks must hold alike (difference: who holds what, and the first difference; facts: of a run)
+figures      what a step is said to have done
 guard        no update of a step that has gone wrong: who is to blame, dumps and their replay
 budget       attention's error, measured before the first step
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.position import Phase, Position
@@ -147,8 +147,8 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh, position: 
     import deepspeed
 
     device = own_device(config)
-    buffers = Buffers.of(model_config, config.tsp_degree)
-    settings = deepspeed_settings(config, buffers)
+    buckets = Buckets.of(model_config, config.tsp_degree)
+    settings = deepspeed_settings(config, buckets)
     model, sharding = make_model(config, model_config, settings, device)
     # Without ZeRO, DeepSpeed makes bf16's optimizer state by a step of zero gradients. At a learning rate of 0 (the
     # loop sets the real one) it decays no weight, and forgotten it doesn't shift Adam's bias correction.
@@ -160,7 +160,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh, position: 
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=sharding)
     optimizer.state.clear()
     # Without ZeRO it takes no setting for how many gradients are copied into one buffer to be reduced.
-    engine.allreduce_gradients = partial(engine.allreduce_gradients, buffers.reduced)
+    engine.allreduce_gradients = partial(engine.allreduce_gradients, buckets.reduced)
     made = Engine(engine, mesh, device, sharding, position or Position())
     # Within an update ranks wait for one another but here, where each is by itself.
     optimizer.register_step_pre_hook(lambda *_: made.position.phase(Phase.WEIGHTS))
@@ -168,7 +168,7 @@ def build(config: TrainConfig, model_config: ModelConfig, mesh: Mesh, position: 
     return made
 
 
-def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
+def deepspeed_settings(config: TrainConfig, buckets: Buckets) -> dict:
     """DeepSpeed's configuration of a run. No mpu but under TSP: gradients are averaged over the whole world."""
     settings = {
         "train_micro_batch_size_per_gpu": 1,
@@ -176,7 +176,7 @@ def deepspeed_settings(config: TrainConfig, buffers: Buffers) -> dict:
         "gradient_clipping": config.optim.clip or 0.0,
         # Without overlap: gradients reduced on a stream of their own could start in another order than attention's
         # transfers on another rank, and two communicators that wait for each other hang.
-        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buffers.settings(),
+        "zero_optimization": {"stage": config.engine.zero_stage, "overlap_comm": False} | buckets.settings(),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31 - 1,
     }

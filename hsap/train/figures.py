@@ -17,7 +17,7 @@ from hsap.planners import PLANNERS
 from hsap.planning.compiling import PlanFigures
 from hsap.planning.planned import Planned
 from hsap.planning.steps import PlannedStep
-from hsap.train.agreement import check_place, place
+from hsap.train.agreement import check_cursor, cursor_sums
 from hsap.train.engine import Engine
 from hsap.train.metrics import ratio
 from hsap.train.stopping import StopRequest
@@ -60,12 +60,12 @@ class StepFigures:
         plans = step.plans if self.engine.mesh.sp_rank == 0 else ()  # each SP group's once
         chosen = [sum(plan.planner == name for plan in plans) for name in PLANNERS]
         known = torch.tensor(
-            [weight_bytes, *place(batch), *promised, *chosen], dtype=torch.float64, device=self.engine.device
+            [weight_bytes, *cursor_sums(batch), *promised, *chosen], dtype=torch.float64, device=self.engine.device
         )
         sums = torch.cat([loss.reshape(1), square.reshape(1), known])
         dist.all_reduce(sums)
         loss_sum, squares, sent, digests, of_digests, *rest = sums.tolist()
-        check_place(batch, digests, of_digests, self.engine.device)
+        check_cursor(batch, digests, of_digests, self.engine.device)
         counts = {name: int(count) for name, count in zip(PLANNERS, rest[len(promised) :], strict=True) if count}
         return Sums(loss_sum, math.sqrt(squares), int(sent), PlanFigures(*rest[: len(promised)]), counts)
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor, nn
 
-from hsap.data.batch import MicroBatch
+from hsap.data.batch import ARRAYS, MicroBatch
 from hsap.gathering import gather_texts
 from hsap.ir.layout import Layout
 from hsap.ir.mask import distinct_masks, mask_slices
 from hsap.ir.shared import shared_masks
 from hsap.ir.span import positions
-from hsap.leak.changes import Batch, places
+from hsap.leak.changes import Batch, order_rows
 from hsap.leak.probe import probe
 from hsap.leak.report import LeakReport
 from hsap.models import ModelConfig
@@ -66,10 +66,10 @@ def _batch(model: ModelConfig, micro: MicroBatch) -> Batch:
 def _turned(micro: MicroBatch) -> tuple[MicroBatch, np.ndarray]:
     """The same documents in the opposite order, and where their rows were."""
     order = np.arange(len(micro.lengths))[::-1]
-    came_from = places(micro.lengths, order.tolist())
+    came_from = order_rows(micro.lengths, order.tolist())
     turned = replace(
         micro,
-        **{name: getattr(micro, name)[came_from] for name in ("tokens", "labels", "positions")},
+        **{name: getattr(micro, name)[came_from] for name in ARRAYS},
         lengths=micro.lengths[::-1],
         sequences=micro.sequences[::-1],
         document_ids=micro.document_ids[::-1],

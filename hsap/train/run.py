@@ -18,12 +18,13 @@ from hsap.leak.report import LeakReport
 from hsap.planning.planned import Exchange
 from hsap.planning.steps import PlannedStep, PlannedSteps
 from hsap.position import Phase
-from hsap.train.agreement import check_job, check_weights, settings_of, versions
+from hsap.train.agreement import check_job, check_weights
 from hsap.train.budget import keep_budget
 from hsap.train.checkpoints.saver import Saver, load
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine, build, join, leave, own_device
 from hsap.train.evaluation import Evaluation
+from hsap.train.facts import settings_of, versions
 from hsap.train.hang import Watch
 from hsap.train.inputs import Inputs, read_inputs
 from hsap.train.leak import check_leak

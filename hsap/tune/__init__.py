@@ -2,8 +2,7 @@
 
     stages       attention from a strategy: seconds and arena, without instructions (counted, ends,
                  contention, live: its parts)
-    memory       what a rank holds while it trains, item by item (activations: of its rows; tsp: with weights sharded,
-                 which no search knows yet, only `make bench-tsp`)
+    memory       what a rank holds while it trains, item by item (activations: of its rows)
     step         one optimizer step, ZeRO's traffic (collectives) and the optimizer among it
     choices      which shapes are legal, and in words why others aren't
     search       all of them priced and ranked (job, setting: what is searched; attention, room: what of it takes how

@@ -9,14 +9,14 @@ P parameters, W ranks of the job (ZeRO shares over all of them), bytes per param
 | 2 | 2 (4) | 4 / W | 8 / W | 4 / W | 4 / W (8 / W) |
 | 3 | 2 / W (4 / W) | 4 / W | 8 / W | 4 / W, always there | 8 / W |
 
-Gradients are reduced in buckets (`hsap.buffers`), copied as the stage has it; ZeRO 3 has two layers' weights gathered,
+Gradients are reduced in buckets (`hsap.buckets`), copied as the stage has it; ZeRO 3 has two layers' weights gathered,
 and the embedding's or the head's. Activations are in `hsap.tune.activations`. A step has its peak at the loss, where
 backward begins, where it ends, or at the update: `phases` has all of them, `rank_bytes` the highest.
 """
 
 from __future__ import annotations
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.heads import HeadShape
 from hsap.models.config import ModelConfig
 from hsap.tune import activations
@@ -32,7 +32,7 @@ def state_bytes(model: ModelConfig, setting: Setting) -> dict[str, float]:
         "gradients": {(1, True): 4 * params, (3, True): 4 * shared, (3, False): 4 * shared}.get((stage, half), 0),
         "fp32 master weights": 4 * shared if stage else (4 * params if half else 0),
         "Adam moments": 8 * (shared if stage else params),
-        "ZeRO's buffers": 4 * Buffers.of(model).reduced if stage == 3 else 0,
+        "ZeRO's buffers": 4 * Buckets.of(model).reduced if stage == 3 else 0,
     }
 
 
@@ -46,14 +46,14 @@ def _gradients(model: ModelConfig, setting: Setting) -> tuple[float, float, floa
         return width * params, width * params, 2 * params + 4 * shared if half else 8 * shared
     if setting.zero_stage == 2:
         # In fp32 the first micro-step's have no place of their own before the first bucket is reduced.
-        alone = not half and setting.accumulation == 1 and params <= Buffers.of(model).reduced
+        alone = not half and setting.accumulation == 1 and params <= Buckets.of(model).reduced
         return 4 * shared, 0 if alone else 4 * shared, (4 if half else 8) * shared
     return 0, 0, 4 * shared
 
 
 def _reducing(model: ModelConfig, setting: Setting) -> tuple[float, float]:
     """Bytes of a bucket that isn't always there, and of its copies while it is reduced."""
-    bucket, half = Buffers.of(model).reduced, setting.element_bytes == 2
+    bucket, half = Buckets.of(model).reduced, setting.element_bytes == 2
     # What is larger than a bucket is reduced by itself.
     at_once = min(max(bucket, model.vocab_size * model.hidden_dim), model.num_params)
     if setting.zero_stage == 0:
@@ -83,8 +83,8 @@ def phases(
     between, after, update = _gradients(model, setting)
     between = between if setting.accumulation > 1 else 0
     bucket, copies = _reducing(model, setting)
-    buffers = Buffers.of(model)
-    gathered = width * min(buffers.live, model.num_params) if setting.zero_stage == 3 else 0
+    buckets = Buckets.of(model)
+    gathered = width * min(buckets.live, model.num_params) if setting.zero_stage == 3 else 0
     state = state_bytes(model, setting)
 
     def phase(layers: float, extra: float, gradients: float, buffer: float) -> dict[str, float]:
@@ -110,7 +110,7 @@ def phases(
         "reduction": phase(0, 0, after, bucket + copies + one),
         "update": phase(0, 0, update, 0),
     }
-    if setting.zero_stage > 1 and (left := layers - buffers.reduced / model.layer_params) > 0:
+    if setting.zero_stage > 1 and (left := layers - buckets.reduced / model.layer_params) > 0:
         stream = 2 * width * model.hidden_dim * tokens
         out["first reduction"] = phase(left, stream + head, between, gathered + bucket + copies)
     return out

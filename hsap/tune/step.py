@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.ir.problem import Cluster
 from hsap.models.config import ModelConfig
@@ -88,7 +88,7 @@ def traffic_s(model: ModelConfig, setting: Setting, cluster: Cluster) -> tuple[f
     forward and backward.
     """
     world, params = setting.world, model.num_params
-    hops = -(-params // Buffers.of(model).reduced)
+    hops = -(-params // Buckets.of(model).reduced)
     reduce = reduce_s(4 * params / hops, cluster, world) * hops
     weights = gather_s(setting.element_bytes * params, cluster, world)
     if setting.zero_stage < 2:

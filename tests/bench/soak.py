@@ -27,15 +27,15 @@ import numpy as np
 
 from hsap.children import asks_to_end_with_us
 from tests.bench.curves import Panel, svg
-from tests.bench.faults.forked import Forked
 from tests.bench.record import RESULTS, caption, conditions, record
+from tests.bench.runs import figures
 from tests.bench.slopes import Slope, slope
 from tests.bench.soak_rank import MIDDLE, VARIABLE, Order
+from tests.bench.starting import Forked
 from tests.parity import REPOSITORY
 
 PROGRAM = Path(__file__).with_name("soak_rank.py")
 PACK_TOKENS, LONGEST, VOCABULARY, SEED = 512, 1500, 2048, 23
-SAME = ("step", "loss", "grad_norm", "lr", "tokens", "target_tokens", "doc_ids_hash", "eval_loss")
 MIB = float(1 << 20)
 
 
@@ -204,12 +204,6 @@ def write_documents(path: Path, count: int) -> None:
         for i, length in enumerate(lengths.tolist()):
             file.write(json.dumps({"id": str(i), "tokens": random.integers(2, VOCABULARY, length).tolist()}) + "\n")
     fresh.rename(path)
-
-
-def figures(out: Path) -> list[dict]:
-    """What of each step must be the same in both runs."""
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{key: step.get(key) for key in SAME} for step in map(json.loads, lines)]
 
 
 def _files(checkpoint: Path) -> dict:

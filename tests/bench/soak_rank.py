@@ -8,7 +8,6 @@ import gc
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 import time
@@ -124,16 +123,14 @@ def memory(pid: int) -> dict:
 
 def _put_aside(out: Path, folder: Path) -> bool:
     """Copy the newest checkpoint, and the metrics up to it, to where a second run goes on; False: there is none yet."""
-    latest, second = out / "checkpoints" / "latest", folder / "second"
+    from tests.bench.runs import cut_back
+
+    latest = out / "checkpoints" / "latest"
     if not latest.exists():
         return False
-    name = latest.read_text()
-    (second / "checkpoints").mkdir(parents=True)
-    shutil.copytree(out / "checkpoints" / name, second / "checkpoints" / name)
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (second / "metrics.jsonl").write_text("".join(lines[: int(name.removeprefix("step"))]), encoding="utf-8")
-    (second / "checkpoints" / "latest").write_text(name)
-    (folder / MIDDLE).write_text(name.removeprefix("step"))
+    step = int(latest.read_text().removeprefix("step"))
+    cut_back(out, step, folder / "second")
+    (folder / MIDDLE).write_text(str(step))
     return True
 
 

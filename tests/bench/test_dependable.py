@@ -1,5 +1,6 @@
 """Faults and soak in their short forms: a fault is made and judged, and a short run is watched and repeated."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.bench.faults.cases import CASES, KINDS, QUICK, STEP, Case
 from tests.bench.faults.inject import MOMENTS
 from tests.bench.faults.trial import Bench, Verdict, said
 from tests.bench.namespaces import refusal
+from tests.bench.runs import SAME, cut_back, figures
 from tests.bench.slopes import slope
 
 needs_mounts = pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
@@ -31,8 +33,28 @@ def test_a_killed_rank_ends_the_run_with_a_message_and_it_goes_on(tmp_path):
 
 def test_every_kind_meets_every_moment_where_it_can_strike():
     assert len(CASES) >= 40 and len(set(CASES)) == len(CASES)
-    assert {case.kind for case in CASES} == KINDS.keys()
+    assert {case.kind for case in CASES} == KINDS.keys() and {*QUICK} <= {*CASES}
     assert {case.fault["moment"] for case in CASES} == {*MOMENTS, "start"}
+
+
+def test_a_run_cut_back_has_its_steps_up_to_a_checkpoint(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    for step in (2, 4):
+        (run / "checkpoints" / f"step{step}").mkdir(parents=True)
+        (run / "checkpoints" / f"step{step}" / "state").write_text(str(step))
+    (run / "checkpoints" / "latest").write_text("step4")
+    lines = [
+        dict.fromkeys(SAME, 0.5) | {"step": step} | ({"eval_loss": 7.0} if step == 2 else {}) for step in (1, 2, 3, 4)
+    ]
+    whole = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(whole + '{"step": 5')
+    assert [step["step"] for step in figures(run)] == [1, 2, 3, 4] and figures(other) == []
+    assert [step["eval_loss"] for step in figures(run)] == [None, 7.0, None, None]
+    cut_back(run, 2, other)
+    assert figures(other) == figures(run)[:2]
+    assert sorted(path.name for path in (other / "checkpoints").iterdir()) == ["latest", "step2"]
+    assert (other / "checkpoints" / "latest").read_text() == "step2"
+    assert (other / "checkpoints" / "step2" / "state").read_text() == "2"
 
 
 HANG = (

@@ -16,9 +16,9 @@ from hsap.ir.problem import Topology
 from hsap.models.config import ModelConfig
 from hsap.tune.memory import kept_copies, rank_bytes
 from hsap.tune.setting import Setting
-from hsap.tune.tsp import tp_bytes, tsp_bytes
 from tests.bench.memory import SCRIPT, Case, arguments, counts, fullest, write_documents
 from tests.bench.record import RESULTS, caption, conditions, record
+from tests.bench.tsp_memory import tp_bytes, tsp_bytes
 from tests.parity import run_world
 
 TSP = (("parallel", "tsp"), ("tsp_axis", "all"), ("planner", "zigzag"))

@@ -13,7 +13,6 @@ from hsap import clusters
 from hsap.calibrate import fit, links
 from hsap.calibrate.links import INTER, INTRA, MANY, MESSAGES
 from hsap.calibrate.measure import MEMORY_ROWS, ROWS, shapes
-from hsap.calibrate.processes import Launched
 from hsap.calibrate.readings import Kernel, Link, Memory, Network, Readings, together
 from hsap.cli import main
 from hsap.ir.cluster import Cluster
@@ -229,17 +228,6 @@ def test_readings_go_between_processes_as_json(num_ranks: int) -> None:
     network = None if num_ranks == 1 else made_up_links(FOURS, num_ranks, 2)
     told = replace(made_up(TRUE), network=network)
     assert Readings.from_json(json.loads(json.dumps(told.to_json()))) == told
-
-
-def test_launchers_say_where_a_rank_is() -> None:
-    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Launched.of(torchrun) == Launched(3, 4, 1, 2)
-    # DeepSpeed's over MPI.
-    assert Launched.of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}) == Launched(3, 4, 1, 2)
-    assert Launched.of({}) is Launched.of({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    for wrong in ({"WORLD_SIZE": "many"}, {"RANK": "4"}, {"WORLD_SIZE": "5"}, {"LOCAL_WORLD_SIZE": "0"}):
-        with pytest.raises(ValueError, match="launcher: "):
-            Launched.of(torchrun | wrong)
 
 
 def test_other_ranks_than_the_launcher_s_are_refused(monkeypatch, capsys) -> None:

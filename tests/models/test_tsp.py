@@ -9,7 +9,7 @@ import torch
 
 from hsap.ir.summary import summary
 from hsap.models.llama import Llama
-from hsap.models.tsp.shards import Shards, head_shares
+from hsap.models.tsp.shards import WeightShards, head_shares
 from hsap.models.tsp.traffic import weight_traffic
 from hsap.models.tsp.vocabulary import Vocabulary
 from tests.models.packed_oracle import layer_attention, random_pack
@@ -60,7 +60,7 @@ def test_loss_and_gradients_are_one_process_s(results: dict[str, list[dict]], na
     loss, gradients = one_process(case)
     torch.testing.assert_close(sum(rank["loss"] for rank in ranks), loss, rtol=1e-12, atol=0)
     torch.testing.assert_close(sum(rank["per_token"] for rank in ranks), loss, rtol=1e-12, atol=0)
-    shards = Shards(case.config, case.degree)
+    shards = WeightShards(case.config, case.degree)
     for key, whole in gradients.items():
         for index in range(case.degree):
             part = shards.part(key, tuple(whole.shape), index)
@@ -73,7 +73,7 @@ def test_loss_and_gradients_are_one_process_s(results: dict[str, list[dict]], na
 @pytest.mark.parametrize("name", CASES)
 def test_copies_get_the_same_gradient_bit_for_bit(results: dict[str, list[dict]], name: str) -> None:
     case, ranks = CASES[name], results[name]
-    shards = Shards(case.config, case.degree)
+    shards = WeightShards(case.config, case.degree)
     for index in range(case.degree):
         for key, gradient in ranks[index]["gradients"].items():
             for holder in shards.part(key, tuple(gradient.shape), index).holders:
@@ -108,13 +108,13 @@ def test_heads_go_by_kv_head() -> None:
 def test_what_the_sharded_decoder_can_t_do_is_refused() -> None:
     for name, value in (("mlp_chunk_tokens", 8), ("loss_chunk_vocab", 8), ("compile", True)):
         with pytest.raises(ValueError, match=rf"model\.{name}={value} isn't there under parallel=tsp"):
-            Shards(Case("4x1", 4, (RAGGED,), model={name: value}).config, 4)
+            WeightShards(Case("4x1", 4, (RAGGED,), model={name: value}).config, 4)
 
 
 def test_a_shard_of_nothing_is_refused() -> None:
     config = Case("4x1", 4, (RAGGED,), model={"ffn_dim": 3}).config
     with pytest.raises(ValueError, match=r"model\.ffn_dim is 3"):
-        Shards(config, 4)
+        WeightShards(config, 4)
 
 
 def test_a_target_that_is_no_word_is_refused() -> None:

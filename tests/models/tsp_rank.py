@@ -15,7 +15,7 @@ from hsap.ir.span import positions
 from hsap.models import ModelConfig
 from hsap.models.llama import initial
 from hsap.models.tsp.decoder import ShardedLlama
-from hsap.models.tsp.shards import Shards
+from hsap.models.tsp.shards import WeightShards
 from hsap.runtime.executor import Session
 from hsap.runtime.groups import make_mesh, make_shard_groups
 from hsap.runtime.sharded import ShardedAttention
@@ -62,7 +62,7 @@ class Counting(Distributed):
 def plans_of(case: Case, pack: tuple[int, ...]) -> tuple[list[hsap.Plan], list[int]]:
     """A plan for each distinct share of the heads, and which of them each shard takes."""
     config = case.config
-    shares = [run[1::2] for run in Shards(config, case.degree).heads]
+    shares = [run[1::2] for run in WeightShards(config, case.degree).heads]
     distinct = list(dict.fromkeys(shares))
     topology = hsap.Topology(hsap.Topology.parse(case.topology).num_ranks, 1)
     plans = [

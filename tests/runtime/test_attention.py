@@ -171,7 +171,7 @@ def test_rows_that_are_not_the_shard_are_refused(num_rows):
     module = make_module(make_problem())
     q, k = torch.zeros(num_rows, 4, 8), torch.zeros(num_rows, 2, 8)
     with pytest.raises(
-        ValueError, match=rf"rank 0 was given q of shape \[{num_rows}, 4, 8\] .* its shard is \[32, 4, 8\]"
+        ValueError, match=rf"rank 0 was given q of shape \[{num_rows}, 4, 8\] .* its rows are \[32, 4, 8\]"
     ):
         module(q, k, k)
 

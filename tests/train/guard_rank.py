@@ -122,7 +122,7 @@ WRONG = {
     "labels": lambda step: _other(step, labels=_changed(step.batch.micro_batches[-1].labels)),
     "documents": lambda step: _other(step, document_ids=("?", *step.batch.micro_batches[-1].document_ids[1:])),
     "plan": _other_plan,
-    "place": lambda step: replace(step, batch=replace(step.batch, epoch=7)),
+    "cursor": lambda step: replace(step, batch=replace(step.batch, epoch=7)),
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.models import ModelConfig
 from tests import parity
 from tests.train.worlds import run_world
@@ -34,7 +34,7 @@ def runs(tmp_path_factory):
 
 def test_the_model_takes_several_buckets_and_one_parameter_is_larger() -> None:
     model = ModelConfig(36_000, 3, 128, 8, 2, 8, 2048)
-    reduced = Buffers.of(model).reduced
+    reduced = Buckets.of(model).reduced
     assert reduced < 36_000 * 128 and model.num_params > 2 * reduced
 
 

@@ -1,12 +1,13 @@
 """The guard's judgement by hand-made figures, what of its settings is refused, and checksums that ranks compare."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from hsap.train.agreement import batch_digest, content, equal
+from hsap.train.agreement import batch_digest, content, equal, plans_digest
 from hsap.train.groups import GuardConfig
 from hsap.train.guard.judge import Judge
 from hsap.train.guard.watch import Watch
@@ -148,6 +149,13 @@ def test_all_of_a_batch_enters_its_digest():
         digests.add(batch_digest([micro_batch([5, 3], **{name: array})]))
     digests.add(batch_digest([micro_batch([5, 3], document_ids=("a", "c"))]))
     assert len(digests) == 7 and batch_digest([micro_batch([5, 3])]) == batch_digest([one])
+
+
+def test_all_plans_and_their_order_enter_their_digest():
+    one, other = (SimpleNamespace(hash=letter * 64) for letter in "ab")
+    late = SimpleNamespace(hash="a" * 63 + "b")
+    digests = {plans_digest(plans) for plans in ([], [one], [late], [one, one], [one, other], [other, one])}
+    assert len(digests) == 6 and plans_digest(iter([one])) == plans_digest([one])
 
 
 def test_the_first_output_that_is_not_finite_is_seen_with_its_rows():

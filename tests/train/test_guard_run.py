@@ -65,7 +65,7 @@ def cases(folder):
             "nothing",
             ("check.error_budget=1.01", "engine.dtype=bf16", "wire_dtype=bf16", "planner=zigzag", "train.steps=1"),
         ),
-        "place": ("place", ("topology=1x1", "train.micro_packs=1")),
+        "cursor": ("cursor", ("topology=1x1", "train.micro_packs=1")),
     }
     made |= {name: (name, ()) for name in DIVERGED}
     return {name: (wrong, arguments(folder, name, *more)) for name, (wrong, more) in made.items()}
@@ -229,7 +229,7 @@ def test_ranks_started_unlike_are_told_before_the_first_step(ended):
 
 
 def test_sp_groups_at_another_place_of_the_data_end_together(ended):
-    error = told(ended, "place")
+    error = told(ended, "cursor")
     assert f"step {BAD_STEP}: the ranks of the job aren't at the same place of the data: " in error
     assert "epoch is 2 on rank 0; 7 on rank 1" in error
 

@@ -59,17 +59,17 @@ def test_a_killed_rank_is_named_by_the_others_at_once(folder):
 
 def failing(arguments, num_ranks):
     """What train.py does, with a bug on the second rank once a file says so."""
-    import hsap.train.run
+    import hsap.train.updates
     from tests.train.worlds import _train
 
-    check, flaw = hsap.train.run.check_step, next(a for a in arguments if a.startswith("out="))[4:] + ".flaw"
+    check, flaw = hsap.train.updates.check_step, next(a for a in arguments if a.startswith("out="))[4:] + ".flaw"
 
     def check_or_fail(*given):
         if os.environ["RANK"] == "1" and os.path.exists(flaw):
             raise RuntimeError("a bug on one rank")
         check(*given)
 
-    hsap.train.run.check_step = check_or_fail
+    hsap.train.updates.check_step = check_or_fail
     _train(arguments, num_ranks)
 
 

@@ -17,11 +17,11 @@ from hsap.data.batch import doc_ids_hash
 from hsap.data.packing import PackStream
 from hsap.train.checkpoints.folder import damage, read_state
 from hsap.train.inputs import read_inputs
+from tests.bench.runs import figures
 from tests.parity import REPOSITORY, write_data
 from tests.parity.rank import configure
 from tests.train.worlds import SMALL_MODEL, World
 
-SAME = ("step", "loss", "grad_norm", "lr", "tokens", "target_tokens", "doc_ids_hash")
 NUM_STEPS = 10
 
 pytestmark = pytest.mark.slow
@@ -57,13 +57,6 @@ def train(folder, out, num_ranks, *more):
     return world(folder, out, num_ranks, *more).finish()
 
 
-def metrics(out):
-    """Whole lines only: a run may be writing the last one."""
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [{key: json.loads(line)[key] for key in SAME} for line in lines if line.endswith("\n")]
-
-
 def newest(out):
     """The step of the newest checkpoint, 0 where there is none."""
     path = out / "checkpoints" / "latest"
@@ -80,7 +73,7 @@ def unbroken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     write_data(folder)
     train(folder, "unbroken", 2, "+topology=2x1")
-    steps = metrics(folder / "unbroken")
+    steps = figures(folder / "unbroken")
     assert [step["step"] for step in steps] == list(range(1, NUM_STEPS + 1))
     return folder, steps
 
@@ -108,7 +101,7 @@ def test_killed_at_any_moment_and_resumed_a_run_repeats_the_unbroken_one_bit_for
         state = read_state(config)
         assert state["step"] >= before and not damage(out / f"checkpoints/step{state['step']}", state, state["files"])
     train(folder, out.name, 2, *more, "resume=true")
-    assert metrics(out) == steps
+    assert figures(out) == steps
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["latest", f"step{NUM_STEPS}"]
     # Weights and moments as well, and the place in the data.
     for part in ("files", "cursor"):
@@ -127,7 +120,7 @@ def check_elastic(folder, out, legs, first, num_steps, steps):
         if number < len(legs) - 1:
             (out / "checkpoints" / "latest").write_text(f"step{last}")
         at = last
-    found = metrics(out)[:at]
+    found = figures(out)[:at]
     same = ("step", "lr", "tokens", "target_tokens", "doc_ids_hash")
     assert [[step[key] for key in same] for step in found] == [[step[key] for key in same] for step in steps[:at]]
     differs = {
@@ -177,7 +170,7 @@ def test_a_run_goes_on_with_any_topology_world_size_and_zero_stage(unbroken):
     (out / "checkpoints" / "latest").write_text("step2")
     shutil.copy(home / "metrics.jsonl", out)
     check_elastic(folder, out, LEGS, 2, 2, steps)
-    check_none_twice_or_lost(folder, out, (2, 4, 6, 8, 10), metrics(out))
+    check_none_twice_or_lost(folder, out, (2, 4, 6, 8, 10), figures(out))
 
 
 @pytest.mark.exhaustive
@@ -191,20 +184,20 @@ def test_from_eight_ranks_to_four_to_one_and_to_two_groups(unbroken):
     ]
     differs = check_elastic(folder, folder / "eight", legs, 0, 2, steps)
     print(f"largest relative difference from the unbroken run: {differs}")
-    check_none_twice_or_lost(folder, folder / "eight", (2, 4, 6, 8), metrics(folder / "eight"))
+    check_none_twice_or_lost(folder, folder / "eight", (2, 4, 6, 8), figures(folder / "eight"))
 
 
 def test_in_bf16_every_zero_stage_goes_on_from_the_float32_weights(unbroken):
     folder, _ = unbroken
     bf16 = ["engine.dtype=bf16", "+topology=1x1", "train.steps=4"]
     train(folder, "bf16", 2, *bf16, "engine.zero_stage=1")
-    losses = {1: [step["loss"] for step in metrics(folder / "bf16")]}
+    losses = {1: [step["loss"] for step in figures(folder / "bf16")]}
     for stage in (0, 2, 3):
         out = folder / f"bf16-{stage}"
         shutil.copytree(folder / "bf16", out)
         (out / "checkpoints" / "latest").write_text("step2")
         train(folder, out.name, 2, *bf16, f"engine.zero_stage={stage}", "resume=true")
-        losses[stage] = [step["loss"] for step in metrics(out)]
+        losses[stage] = [step["loss"] for step in figures(out)]
         assert losses[stage] == pytest.approx(losses[1], rel=1e-3)
         # The first step after the checkpoint has seen no update of this stage.
         assert losses[stage][2] == losses[1][2]
@@ -216,15 +209,15 @@ def test_a_signal_to_one_rank_finishes_the_step_saves_and_ends_well(unbroken, ra
     out = folder / f"stopped-{rank}"
     background = f"train.save_in_background={'true' if rank else 'false'}"
     run = world(folder, out.name, 2, "+topology=2x1", "train.save_every=0", background)
-    run.wait_for(lambda: len(metrics(out)) >= 2)
+    run.wait_for(lambda: len(figures(out)) >= 2)
     os.kill(run.ranks[rank].pid, number)
     told = run.finish()
-    at = len(metrics(out))
+    at = len(figures(out))
     assert 2 <= at < NUM_STEPS and newest(out) == at
     assert f"hsap: {number.name}: stopped after step {at}, which is saved; resume=true out={out} goes on" in told
     assert told.count("the trained model isn't kept: train.save_every=N") == 1
     told = train(folder, out.name, 2, "+topology=2x1", "resume=true", "train.save_every=0")
-    assert metrics(out) == steps and newest(out) == NUM_STEPS, "a resumed run keeps its end"
+    assert figures(out) == steps and newest(out) == NUM_STEPS, "a resumed run keeps its end"
     assert "isn't kept" not in told
 
 
@@ -243,13 +236,13 @@ def test_a_signal_to_the_launcher_reaches_the_ranks(unbroken, launcher):
         text=True,
     )
     end = time.monotonic() + 120
-    while len(metrics(out)) < 2 and run.poll() is None and time.monotonic() < end:
+    while len(figures(out)) < 2 and run.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
     run.send_signal(signal.SIGTERM)
     _, told = run.communicate(timeout=120)
-    at = len(metrics(out))
+    at = len(figures(out))
     assert f"hsap: SIGTERM: stopped after step {at}, which is saved" in told
-    assert 2 <= at < NUM_STEPS and newest(out) == at and metrics(out) == steps[:at]
+    assert 2 <= at < NUM_STEPS and newest(out) == at and figures(out) == steps[:at]
     # torchrun ends with an error of its own wherever it was sent a signal.
     assert run.returncode == 0 or launcher == "torchrun", told[-3000:]
 

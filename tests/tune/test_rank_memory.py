@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig, build_model
 from hsap.tune.activations import loss_bytes, saved_bytes, working_bytes
@@ -46,17 +46,17 @@ def test_states_on_four_ranks_by_hand(dtype, zero, weights, gradients, masters, 
 
 
 def test_buffers_are_those_that_deepspeed_is_told() -> None:
-    told = Buffers.of(MODEL).settings()
+    told = Buckets.of(MODEL).settings()
     assert told["reduce_bucket_size"] == PARAMS, "a model smaller than a bucket is reduced at once"
     assert state_bytes(MODEL, setting(3, "bf16"))["ZeRO's buffers"] == 4 * told["reduce_bucket_size"]
     large = ModelConfig(32000, 32, 4096, 32, 32, 128, 11008)
-    told = Buffers.of(large).settings()
+    told = Buckets.of(large).settings()
     assert told["reduce_bucket_size"] == told["stage3_prefetch_bucket_size"] == large.layer_params == 202_383_360
     assert told["stage3_max_live_parameters"] == 2 * large.layer_params + 32000 * 4096
     loss, update = (phases(large, setting(3, "bf16"), 4096, 0, 0)[name] for name in ("loss", "update"))
     assert loss["ZeRO's buffers"] - update["ZeRO's buffers"] == 2 * told["stage3_max_live_parameters"]
     huge = ModelConfig(32000, 48, 12288, 96, 96, 128, 32768)
-    assert Buffers.of(huge).reduced == 500_000_000 < huge.layer_params
+    assert Buckets.of(huge).reduced == 500_000_000 < huge.layer_params
 
 
 class _Keeping(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Shards: the writing side of a folder of prepared data, so that a crash at any moment loses one shard at most."""
+"""Data shards: the writing side of a folder of prepared data, so that a crash at any moment loses one at most."""
 
 from __future__ import annotations
 

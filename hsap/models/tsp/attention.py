@@ -20,10 +20,10 @@ from torch import Tensor
 
 from hsap.models.config import ModelConfig
 from hsap.models.llama import rms_norm
-from hsap.models.loss import wide_dtype
 from hsap.models.rope import Rope, rotate
 from hsap.models.tsp.mlp import norm_backward
 from hsap.models.tsp.rounds import Reductions, Shapes, Transport, broadcasts, bundle, unbundle
+from hsap.models.wide import wide_dtype
 
 Kept = tuple[Tensor, ...]
 """What attention keeps for backward; its third is o: [T, H, D]."""

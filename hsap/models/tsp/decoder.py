@@ -14,7 +14,7 @@ from hsap.models.rope import model_rope
 from hsap.models.tsp.attention import Projections, ShardAttention
 from hsap.models.tsp.mlp import MLP
 from hsap.models.tsp.rounds import Shapes, Transport
-from hsap.models.tsp.shards import Part, Shards
+from hsap.models.tsp.shards import Part, WeightShards
 from hsap.models.tsp.vocabulary import Vocabulary
 
 ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
@@ -45,7 +45,7 @@ class ShardedLlama(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.transport = config, transport
-        self.shards = Shards(config, transport.degree)
+        self.shards = WeightShards(config, transport.degree)
         self._shapes = {name: tuple(p.shape) for name, p in shapes(config).items()}
         self.parts = {name: self.part(name, transport.index) for name in self._shapes}
         for name, part in self.parts.items():

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hsap.models.llama import rms_norm
-from hsap.models.loss import wide_dtype
 from hsap.models.mlp import gated_gradients
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
+from hsap.models.wide import wide_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hsap.models.loss import wide_dtype
+from hsap.models.wide import wide_dtype
 
 Wait = Callable[[], object]
 Shapes = tuple[tuple[int, ...], ...]

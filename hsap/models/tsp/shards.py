@@ -61,7 +61,7 @@ class Part:
         return whole if self.axis is None else whole.narrow(self.axis, self.start, self.stop - self.start)
 
 
-class Shards:
+class WeightShards:
     """How a model's weights are dealt to `degree` ranks.
 
     ValueError where some rank would get nothing, and for a model that asks for what the sharded decoder can't do.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hsap.models.config import ModelConfig
 from hsap.models.llama import EMBEDDING, shapes
 from hsap.models.tsp.decoder import MLP_WEIGHTS, attention_names
-from hsap.models.tsp.shards import Shards
+from hsap.models.tsp.shards import WeightShards
 
 
 def weight_traffic(
@@ -24,7 +24,7 @@ def weight_traffic(
     parameters' gradients, which are small. Keys and values are the plans' to count, each layer's once for every shard.
     """
     whole = {name: tuple(tensor.shape) for name, tensor in shapes(config).items()}
-    shards = Shards(config, degree)
+    shards = WeightShards(config, degree)
 
     def elements(name: str, shard: int) -> int:
         return math.prod(shards.part(name, whole[name], shard % degree).shape)

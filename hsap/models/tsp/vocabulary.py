@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsap.models.loss import add_product, check_targets, chunks, logit_gradient, place, wide_dtype
+from hsap.models.loss import check_targets, logit_gradient, word_columns
 from hsap.models.tsp.rounds import Homeward, Shapes, Transport, bundle, ring
+from hsap.models.wide import add_product, chunks, wide_dtype
 from hsap.targets import NO_TARGET
 
 
@@ -50,8 +51,8 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, vocabulary: Vocabulary, tokens_T: Tensor, own_VC: Tensor) -> Tensor:
         out_TC = own_VC.new_zeros(len(tokens_T), own_VC.shape[1])
         for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
-            inside_T, place_T1 = place(tokens_T, vocabulary.borders[shard], len(weight_VC))
-            out_TC = torch.where(inside_T[:, None], weight_VC[place_T1[:, 0]], out_TC)
+            inside_T, column_T1 = word_columns(tokens_T, vocabulary.borders[shard], len(weight_VC))
+            out_TC = torch.where(inside_T[:, None], weight_VC[column_T1[:, 0]], out_TC)
         ctx.vocabulary, ctx.dtype = vocabulary, own_VC.dtype
         ctx.save_for_backward(tokens_T)
         return out_TC
@@ -65,8 +66,8 @@ class _Embedding(torch.autograd.Function):
         for step in range(transport.degree):
             shard = (transport.index - step) % transport.degree
             dweight_VC = dout_TC.new_zeros(vocabulary.shapes[shard][0], dtype=wide)
-            inside_T, place_T1 = place(tokens_T, vocabulary.borders[shard], len(dweight_VC))
-            home.add(shard, (dweight_VC.index_add_(0, place_T1[:, 0], dout_TC.to(wide) * inside_T[:, None]),))
+            inside_T, column_T1 = word_columns(tokens_T, vocabulary.borders[shard], len(dweight_VC))
+            home.add(shard, (dweight_VC.index_add_(0, column_T1[:, 0], dout_TC.to(wide) * inside_T[:, None]),))
         return None, None, home.own()[0].to(ctx.dtype)
 
 
@@ -98,10 +99,10 @@ def _statistics(vocabulary: Vocabulary, hidden_TC: Tensor, own_VC: Tensor, targe
     picked_T = torch.full_like(lse_T, torch.nan)
     for shard, (weight_VC,) in ring(vocabulary.transport, bundle((own_VC,)), vocabulary.shapes):
         for rows in chunks(len(targets_T), vocabulary.chunk_tokens):
-            inside_N, place_N1 = place(targets_T[rows], vocabulary.borders[shard], len(weight_VC))
+            inside_N, column_N1 = word_columns(targets_T[rows], vocabulary.borders[shard], len(weight_VC))
             logits_NV = (hidden_TC[rows] @ weight_VC.t()).to(wide)
             lse_T[rows] = torch.logaddexp(lse_T[rows], logits_NV.logsumexp(dim=1))
-            picked_T[rows] = torch.where(inside_N, logits_NV.gather(1, place_N1)[:, 0], picked_T[rows])
+            picked_T[rows] = torch.where(inside_N, logits_NV.gather(1, column_N1)[:, 0], picked_T[rows])
     return lse_T, picked_T
 
 

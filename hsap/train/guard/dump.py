@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
-from hsap.data.batch import MicroBatch
+from hsap.data.batch import ARRAYS, MicroBatch
 from hsap.data.loader import StepBatch
 from hsap.files import replace, sync, write
 from hsap.gathering import gather_texts
@@ -37,7 +37,6 @@ from hsap.models.config import FREE
 from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
 from hsap.tensorfile import write_tensors
-from hsap.train.agreement import ARRAYS
 from hsap.train.checkpoints import masters
 from hsap.train.checkpoints.folder import damage, digest, missing
 from hsap.train.checkpoints.tensors import Pieces

@@ -16,9 +16,9 @@ from hsap.ir.plan import Plan
 from hsap.models import ModelConfig
 from hsap.planning.steps import PlannedStep
 from hsap.steps import METRICS, read_steps
-from hsap.train.agreement import settings_of, versions
 from hsap.train.config import TrainConfig
 from hsap.train.engine import Engine
+from hsap.train.facts import settings_of, versions
 from hsap.train.guard.dump import write_dump
 from hsap.train.guard.finding import Finding, Search, told_of
 from hsap.train.guard.judge import Judge, Trouble

@@ -14,7 +14,7 @@ from hsap.ir.heads import HeadShape
 from hsap.ir.plan import Plan
 from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
-from hsap.models.tsp.shards import Shards
+from hsap.models.tsp.shards import WeightShards
 from hsap.planners import PLANNERS
 from hsap.planning.compiling import PlanFigures, PlanningSetup
 from hsap.planning.exchange import PlanExchange
@@ -102,7 +102,7 @@ class ShardedHeads:
         A group's ranks all take part at Nx1: heads are the weight shards' to share out. ValueError: shares that can't
         be, or unequal ones with a planner that would place tokens otherwise for each.
         """
-        shares = [(run.q_count, run.kv_count) for run in Shards(model, degree).heads]
+        shares = [(run.q_count, run.kv_count) for run in WeightShards(model, degree).heads]
         distinct = tuple(dict.fromkeys(shares))
         if len(distinct) > 1 and setup.planner not in PLACING_WITHOUT_HEADS:
             raise ValueError(

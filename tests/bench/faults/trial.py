@@ -20,14 +20,14 @@ import pytest
 
 from hsap.train.checkpoints.folder import damage, read_state
 from tests.bench.faults.cases import EVAL_EVERY, LONG_S, NOT_YET, NUM_STEPS, SAVE_EVERY, STEP, TIMEOUT_S, Case
-from tests.bench.faults.forked import Forked
 from tests.bench.faults.inject import GO_ON, REACHED, Fault
 from tests.bench.namespaces import PORT, Nodes
+from tests.bench.runs import cut_back, figures
+from tests.bench.starting import Forked
 from tests.parity import REPOSITORY, write_data
 from tests.parity.rank import configure
 from tests.train.worlds import SMALL_MODEL, World
 
-SAME = ("step", "loss", "grad_norm", "lr", "tokens", "target_tokens", "doc_ids_hash", "eval_loss")
 NUM_RANKS, NUM_NODES = 4, 2
 PROGRAM = Path(__file__).with_name("program.py")
 MARK = "HSAP_BENCH_CASE"
@@ -90,7 +90,7 @@ def settings(folder: Path, out: Path, *more: str) -> list[str]:
 class Bench:
     """The unbroken run that others are compared with, and where cases are tried.
 
-    nodes: emulated; None: without. forked: see `forked`; cut cables aside.
+    nodes: emulated; None: without. forked: see `starting`; cut cables aside.
     """
 
     def __init__(self, folder: Path, nodes: Nodes | None = None, forked: bool = False) -> None:
@@ -110,7 +110,8 @@ class Bench:
         with _disk(home / "disk", case.kind == "disk") as disk:
             out = disk / "run"
             if case.moment in NOT_YET:
-                self._begun(out)
+                # It has got as far as the newest checkpoint before the faults.
+                cut_back(self.base, (STEP - 1) // SAVE_EVERY * SAVE_EVERY, out)
             told, seconds, codes, wrong = self._run(case, home, out)
             left = leftovers(home, out)
             message, problems = said(case, told, codes)
@@ -121,15 +122,6 @@ class Bench:
             wrong += problems
         (home / "verdict").write_text("\n".join(wrong) or "passed")
         return Verdict(case, seconds, message, resumed_from, tuple(left), tuple(wrong))
-
-    def _begun(self, out: Path) -> None:
-        """A run that has got as far as the newest checkpoint before the faults."""
-        at = STEP - STEP % SAVE_EVERY - (STEP % SAVE_EVERY == 0) * SAVE_EVERY
-        (out / "checkpoints").mkdir(parents=True)
-        shutil.copytree(self.base / "checkpoints" / f"step{at}", out / "checkpoints" / f"step{at}")
-        (out / "checkpoints" / "latest").write_text(f"step{at}")
-        lines = (self.base / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (out / "metrics.jsonl").write_text("".join(lines[:at]))
 
     def _run(self, case: Case, home: Path, out: Path) -> tuple[str, float | None, list[int], list[str]]:
         """Start the run with its fault and wait until nothing of it is there any more.
@@ -257,13 +249,6 @@ class _Watch:
         if self.case.kind == "memory" and _resident(self.struck[0]) > self._had + _MORE_BYTES:
             with suppress(ProcessLookupError):
                 os.kill(self.struck[0], signal.SIGKILL)
-
-
-def figures(out: Path) -> list[dict]:
-    """What of each step must be the same in every run."""
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [{key: step.get(key) for key in SAME} for step in map(json.loads, lines)]
 
 
 def of_case(mark: str, told: Path) -> list[int]:

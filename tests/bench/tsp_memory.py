@@ -1,4 +1,4 @@
-"""Memory of a rank whose weights are sharded with its tokens (TSP), or sharded alone (TP).
+"""TSP memory: what a rank holds whose weights are sharded with its tokens (TSP), or sharded alone (TP).
 
 TSP is counted as `hsap.models.tsp` and DeepSpeed hold it, on the rank with the largest shard; n are its
 parameters, about 1/D of all, and R = world / D ranks hold the same ones. Per parameter:
@@ -19,17 +19,17 @@ holds all rows of the residual stream, so that blocks' inputs and norms are whol
 
 from __future__ import annotations
 
-from hsap.buffers import Buffers
+from hsap.buckets import Buckets
 from hsap.ir.heads import DTYPE_BYTES
 from hsap.models.config import ModelConfig
-from hsap.models.tsp.shards import Shards
+from hsap.models.tsp.shards import WeightShards
 from hsap.tune.activations import WIDE, last_norm_bytes
 from hsap.tune.setting import Setting
 
 
 def shard_params(model: ModelConfig, degree: int, index: int) -> dict[str, int]:
     """Parameters of a rank's shard: of a layer's attention and MLP, of all vocabulary matrices, norms, and in all."""
-    shards = Shards(model, degree)
+    shards = WeightShards(model, degree)
     q, kv = (count * model.head_dim for count in shards.heads[index][1::2])
     bias = q + 2 * kv if model.attention_bias != "none" else 0
     norms = 2 * model.hidden_dim + (2 * model.head_dim if model.qk_norm else 0)
@@ -54,12 +54,12 @@ def tsp_phases(
 ) -> dict[str, dict[str, float]]:
     """Bytes by item in each phase of a step. tokens: of a micro-batch on that rank; setting: ZeRO 0 or 1."""
     e, wide, hidden = setting.element_bytes, WIDE, model.hidden_dim
-    of, shards, owners = largest_shard(model, degree), Shards(model, degree), setting.world // degree
+    of, shards, owners = largest_shard(model, degree), WeightShards(model, degree), setting.world // degree
     params = of["all"]
     state = _state_bytes(params, setting, owners)
     saved, inputs = _saved_bytes(model, degree, setting)
     between = e * params if setting.accumulation > 1 else 0
-    bucket = Buffers.of(model, degree).reduced if setting.zero_stage == 1 and e == WIDE else 0
+    bucket = Buckets.of(model, degree).reduced if setting.zero_stage == 1 and e == WIDE else 0
 
     def phase(layers: float, working: float, gradients: float, buffer: float) -> dict[str, float]:
         items = state | {
@@ -109,7 +109,7 @@ def tp_bytes(model: ModelConfig, setting: Setting, degree: int, tokens: int) -> 
     """
     e, hidden = setting.element_bytes, model.hidden_dim
     saved, inputs = _saved_bytes(model, 1, setting)
-    ffn = Shards(model, degree).ffn[1]
+    ffn = WeightShards(model, degree).ffn[1]
     params = largest_shard(model, degree)["all"]
     state = _state_bytes(params, setting, setting.world // degree)
     state["gradients"] += e * params
@@ -137,7 +137,7 @@ def _saved_bytes(model: ModelConfig, degree: int, setting: Setting) -> tuple[flo
     """Bytes per row that a layer keeps: (by attention, for all shards' heads; blocks' inputs)."""
     e = DTYPE_BYTES[setting.dtype]
     lse = WIDE * model.num_q_heads
-    kv_heads = sum(run.kv_count for run in Shards(model, degree).heads)  # each as often as it is projected
+    kv_heads = sum(run.kv_count for run in WeightShards(model, degree).heads)  # each as often as it is projected
     made = 0 if setting.checkpointing == "full" else e * (model.q_dim + 2 * kv_heads * model.head_dim)
     return made + e * model.q_dim + lse, 2 * e * model.hidden_dim
 

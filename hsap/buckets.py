@@ -1,4 +1,4 @@
-"""Buffers: how much DeepSpeed may hold at once beside a rank's state, from the model's own size.
+"""Buckets: how much DeepSpeed may hold at once beside a rank's state, from the model's own size.
 
 Its defaults (5e8 elements to reduce, 1e9 gathered weights) are a large model's: they are allocated whole, or keep all
 of a smaller model gathered. `hsap.train.engine` sets these figures, and `hsap.tune.memory` counts with them.
@@ -19,7 +19,7 @@ LEAST_REDUCED, MOST_REDUCED = 1 << 22, 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class Buckets:
     """Elements that DeepSpeed reduces at once, fetches ahead, keeps gathered at most, and never shards."""
 
     reduced: int
@@ -28,8 +28,8 @@ class Buffers:
     kept_whole: int
 
     @classmethod
-    def of(cls, model: ModelConfig, degree: int = 1) -> Buffers:
-        """Buffers that fit a model, of which TSP gives each rank one part of `degree`."""
+    def of(cls, model: ModelConfig, degree: int = 1) -> Buckets:
+        """Buckets that fit a model, of which TSP gives each rank one part of `degree`."""
         largest, layer = model.vocab_size * model.hidden_dim // degree, model.layer_params // degree
         reduced = min(max(layer, LEAST_REDUCED), model.num_params // degree, MOST_REDUCED)
         return cls(reduced, layer, 2 * layer + largest, max(model.hidden_dim, model.q_dim))

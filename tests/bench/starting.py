@@ -1,4 +1,4 @@
-"""Forked: train.py in processes that already have torch and DeepSpeed, so that a case takes seconds.
+"""Starting: train.py in processes forked from one that already has torch and DeepSpeed, so that it takes seconds.
 
 The process that starts the ranks is forked from one that has imported everything, and its ranks from itself. All else
 is as it is: torch's agent, sessions, signals, exit codes.

@@ -10,7 +10,7 @@ from hsap.ir.problem import Topology
 from hsap.models import ModelConfig
 from hsap.models.tsp.decoder import ShardedLlama
 from hsap.tune.setting import Setting
-from hsap.tune.tsp import largest_shard, shard_params, tp_bytes, tsp_bytes, tsp_phases
+from tests.bench.tsp_memory import largest_shard, shard_params, tp_bytes, tsp_bytes, tsp_phases
 
 SHAPE = {"vocab_size": 103, "num_layers": 3, "hidden_dim": 24, "num_q_heads": 9, "num_kv_heads": 3, "head_dim": 6,
          "ffn_dim": 43}  # fmt: skip
