@@ -45,6 +45,7 @@ from hsap.train.profile import Profile
 from hsap.train.restarts import mark
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
+from hsap.train.told import remark
 
 
 def run(config: TrainConfig, settings: Callable[[Mapping[str, object]], str] | None = None) -> None:
@@ -178,7 +179,7 @@ class Trainer:
         for report in reports:
             report.check()
         if dist.get_rank() == 0:
-            print(f"hsap: {reports[0]}", file=sys.stderr, flush=True)
+            remark(str(reports[0]))
 
     def _guard(self, step: int) -> Guard:
         return Guard(self.config, self.inputs.model, self.engine, self.attention.module, self._looked_at, step)
