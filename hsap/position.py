@@ -95,7 +95,10 @@ class Code(NamedTuple):
     role: Role
 
     def __str__(self) -> str:
-        return "empty" if self.op is None else f"#{self.number} {self.op.name.lower()} {self.role.name.lower()}"
+        if self.op is None:
+            return "empty"
+        role = "" if self.role == Role.NONE else f" {self.role.name.lower()}"
+        return f"#{self.number} {self.op.name.lower()}{role}"
 
 
 _EMPTY = 255

@@ -16,7 +16,12 @@ from hsap.ir.problem import Topology
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("estimate", help="the longest pack that fits a cluster's memory, per topology")
+    command = commands.add_parser(
+        "estimate",
+        help="the longest pack that fits a cluster's memory, per topology",
+        description="The longest pack that fits a cluster's memory, for every topology, with what fills the "
+        "fullest rank, item by item.",
+    )
     command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
     command.add_argument("--cluster", required=True, metavar="NAME|FILE.yaml", help=CLUSTERS)
     command.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")

@@ -20,7 +20,11 @@ BESIDE = (
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("export", help="make a Hugging Face folder from a checkpoint of a run")
+    command = commands.add_parser(
+        "export",
+        help="make a Hugging Face folder from a checkpoint of a run",
+        description="Make a Hugging Face folder from a checkpoint of a run, by default the newest.",
+    )
     command.add_argument("checkpoint", metavar="RUN|CHECKPOINT", help="a run's folder, or one checkpoint's")
     command.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the folder to make")
     command.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the weights; training keeps them in fp32")

@@ -26,7 +26,13 @@ from hsap.verify import verify
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("plan", help="compile a packed batch and show its plan")
+    command = commands.add_parser(
+        "plan",
+        help="compile a packed batch and show its plan",
+        description="Compile a packed batch and show its plan: how tokens, work and bytes are spread, which rank "
+        "computes which block in which stage, and every rank's stream. Exit code 1: the plan doesn't "
+        "verify.",
+    )
     problem_flags.add_flags(command)
     command.add_argument("--planner", default="sap", metavar="NAME[:k=v,…]", help="see `hsap planners` (default sap)")
     command.add_argument(

@@ -11,7 +11,11 @@ from hsap.cli.exit import OK
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("planners", help="list the planners, their papers and options")
+    command = commands.add_parser(
+        "planners",
+        help="list the planners, their papers and options",
+        description="List the planners, their papers, and their options with the values until set.",
+    )
     command.add_argument("--json", action="store_true", help="print a list of objects and nothing else")
     command.set_defaults(run=_planners)
 

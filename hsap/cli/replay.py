@@ -21,7 +21,12 @@ _WIDTH = 28
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("replay", help="run a step that training has dumped once more, on one process")
+    command = commands.add_parser(
+        "replay",
+        help="run a step that training has dumped once more, on one process",
+        description="Run a step that training has dumped once more, on one process. Exit code 0: what training saw is "
+        "seen again; 1: it isn't; 2: the dump can't be used.",
+    )
     command.add_argument("dump", metavar="OUT/dumps/stepN", help="the folder that guard.non_finite=dump wrote")
     command.add_argument("--dtype", choices=("fp32", "fp64"), default="fp32", help="to compute in (default fp32)")
     command.add_argument("--planner", metavar="NAME", help="plan anew (default: the plans of the run)")
@@ -73,13 +78,18 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+def loss_column(value: float) -> str:
+    """A loss in a column: one that has gone out of all bounds isn't written out."""
+    return f"{value:.6g}" if abs(value) >= 1e5 else f"{value:.6f}"
+
+
 def _table(dump: Dump, replay: Replay, dtype: str, same: bool) -> str:
     seen = [loss for one in dump.micros for loss in one.losses]
     lines = [
-        f"step {dump.step}: {printable(dump.seen.get('told', ''))}",
+        f"step {dump.step}: {printable(dump.seen.get('told', '')).removeprefix(f'step {dump.step}: ')}",
         "",
         f"{'':{_WIDTH}} {'seen in ' + dump.dtype:>14} {'in ' + dtype:>14}",
-        f"{'mean loss':{_WIDTH}} {dump.seen['loss']:14.6f} {replay.loss:14.6f}",
+        f"{'mean loss':{_WIDTH}} {loss_column(dump.seen['loss']):>14} {loss_column(replay.loss):>14}",
         f"{'gradient norm':{_WIDTH}} {dump.seen['grad_norm']:14.6g} {replay.grad_norm:14.6g}",
         "",
         f"{'document (group, micro-batch)':{_WIDTH}} {'seen in ' + dump.dtype:>14} {'by the plan':>14} {'alone':>12}"
@@ -94,11 +104,13 @@ def _table(dump: Dump, replay: Replay, dtype: str, same: bool) -> str:
         count = max(one.num_targets, 1)
         name = f"{shown(one.name)} ({one.group}, {one.micro})"
         lines.append(
-            f"{name[:_WIDTH]:{_WIDTH}} {loss / count:14.6f} {one.mean:14.6f} {alone.loss_sum / count:12.6f} "
-            f"{alone.grad_norm:13.5g} {one.num_targets:8,}"
+            f"{name[:_WIDTH]:{_WIDTH}} {loss_column(loss / count):>14} {loss_column(one.mean):>14} "
+            f"{loss_column(alone.loss_sum / count):>12} {alone.grad_norm:13.5g} {one.num_targets:8,}"
         )
     if (left := len(replay.documents) - told) > 0:
-        lines.append(f"and {left:,} documents more; --documents N runs more of them alone, --json has all")
+        lines.append(
+            f"and {left:,} document{'s' * (left > 1)} more; --documents N runs more of them alone, --json has all"
+        )
     return "\n".join([*lines, "", *_verdict(replay, dtype, same)])
 
 

@@ -29,6 +29,9 @@ def show(plan: Plan, figures: dict[str, Any], rank: int | None, colour: bool = F
                 print(f"\n{name}\n" + "\n".join(stream_lines(plan, mask, direction, r)))
 
 
+_PATTERNS = "(A1 causal, A2 full, A3 to A5 with a border of documents inside, B another shape, · nothing visible)"
+
+
 def takes_colour() -> bool:
     """Say whether stdout is a terminal whose user wants colours (NO_COLOR isn't set)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -38,7 +41,7 @@ def _grids(plan: Plan, mask: int, colour: bool) -> None:
     grid = pattern_grid(plan.shards, plan.slices[mask])
     if colour:
         grid = tinted(grid, chart_grids(plan, mask)[0])
-    print("\npatterns, a row per query shard\n" + grid.draw(colour))
+    print(f"\npatterns, a row per query shard, a column per KV shard\n{_PATTERNS}\n{grid.draw(colour)}")
     charts = plan.chart[mask]
     same = charts[0].tobytes() == charts[1].tobytes()
     for direction, name in enumerate(("forward and backward",) if same else DIRECTIONS):
@@ -79,7 +82,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return "no time" if seconds is None else f"{seconds * 1e3:.4g} ms"
+    return "no time" if seconds is None else f"{seconds * 1e3:.4g} ms a layer"
 
 
 def _size(num_bytes: float) -> str:

@@ -19,7 +19,12 @@ from hsap.verify import verify
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("simulate", help="say how long a stored plan takes, and draw what ranks wait for")
+    command = commands.add_parser(
+        "simulate",
+        help="say how long a stored plan takes, and draw what ranks wait for",
+        description="Say how long a layer's attention takes by a stored plan, forward and backward, and draw what "
+        "ranks wait for.",
+    )
     command.add_argument("file", metavar="FILE", help="a plan, in stored form or as text")
     command.add_argument("--cluster", metavar="NAME|FILE.yaml", help=f"{CLUSTERS} (default: the plan's own)")
     command.add_argument("--json", action="store_true", help="print figures as JSON and nothing else")

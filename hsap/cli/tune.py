@@ -30,7 +30,12 @@ MEASURED = 3
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("tune", help="rank the ways of running a model on a cluster, and write the best down")
+    command = commands.add_parser(
+        "tune",
+        help="rank the ways of running a model on a cluster, and write the best down",
+        description="Rank the ways of running a model on a cluster by simulated step time, with the memory of the "
+        "fullest rank, and say what doesn't fit. Takes minutes.",
+    )
     command.add_argument("--model", required=True, metavar="NAME", help="a file of configs/model")
     command.add_argument(
         "--data",

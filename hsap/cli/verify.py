@@ -14,7 +14,12 @@ from hsap.verify import verify
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("verify", help="check a stored plan, its text, or a listing in the paper's spelling")
+    command = commands.add_parser(
+        "verify",
+        help="check a stored plan, its text, or a listing in the paper's spelling",
+        description="Check a stored plan, its text, or a listing in the paper's spelling. Exit code 1: it is "
+        "wrong; what, where and on which rank is printed.",
+    )
     command.add_argument("file", metavar="FILE")
     command.set_defaults(run=_verify)
 

@@ -18,7 +18,12 @@ from hsap.verify import verify
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's."""
-    command = commands.add_parser("view", help="draw plans, or a run beside its plan, as one page for the browser")
+    command = commands.add_parser(
+        "view",
+        help="draw plans, or a run beside its plan, as one page for the browser",
+        description="Draw a plan, two plans of one batch, or a run whose steps were profiled beside its plan, as "
+        "one page for the browser, without network.",
+    )
     command.add_argument("plan", metavar="PLAN|RUN", help="a plan, in stored form or as text, or the folder of a run")
     command.add_argument("other", nargs="?", metavar="PLAN2", help="another plan of the same batch, shown beside it")
     command.add_argument("-o", "--out", default="report.html", metavar="FILE", help="default report.html")

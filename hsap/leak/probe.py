@@ -67,11 +67,16 @@ def probe(
     what = sum(len(of_way) for of_way in names.values())
     distinct = ", ".join(dict.fromkeys(change.told for change in changes))
     kept = "keep every bit" if not any(bounds.values()) else f"stay within {max(bounds.values()):.1g} of a row's size"
+    alone = len(batch.lengths) == 1
     told = (
-        f"{len(batch.lengths)} documents of {len(batch.tokens):,} tokens: with {distinct} changed one by one, all rows "
-        f"that the masks keep from it {kept} in {what} hidden states and gradients"
-        + (", and with documents in another order each stays the same but for rounding" if moves else "")
+        f"{len(batch.lengths)} document{'s' * (not alone)} of {len(batch.tokens):,} tokens: with {distinct} changed"
+        f"{' one by one' * (', ' in distinct)}, all rows that the masks keep from it {kept} in {what} hidden states "
+        "and gradients"
     )
+    if alone:
+        told += "; being alone it can't show whether one document reaches another: check a batch of several"
+    elif moves:
+        told += ", and with documents in another order each stays the same but for rounding"
     return LeakReport(told, tuple(dict.fromkeys(leaks)))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ from hsap.train.config import TrainConfig
 _FIXED = (
     *(f"data.{name}" for name in (*OF_PACKS, *OF_MIXTURES, *OF_CHATS) if name != "chat_template"),
     *("train.seed", "train.packs_per_step", "engine.dtype"),
+)
+
+_DEMO_NOTICE = (
+    "data.eval_path is the demo's text until set, whatever data.path is; data.eval_path=null evaluates nothing"
 )
 
 
@@ -122,7 +127,8 @@ def prepare_data(config: TrainConfig) -> None:
     """Prepare raw data in the cache, before ranks are started that would wait for the first of them to do it."""
     for setting, path in _data_sets(config).items():
         if not prepared.is_prepared(path):
-            prepared.cached(config.data, path, config.train.seed, setting, _who(config))
+            with _of_the_demo(config, setting):
+                prepared.cached(config.data, path, config.train.seed, setting, _who(config))
 
 
 def read_inputs(config: TrainConfig) -> Inputs:
@@ -146,7 +152,8 @@ def read_inputs(config: TrainConfig) -> Inputs:
     if config.resume:
         state = read_state(config)
         check_identity(state, identity)
-    notices = (*model_shape(config, tokenizer)[1], *notices)
+    demo = (_DEMO_NOTICE,) if "data.eval_path" in read and _evaluates_demo(config) else ()
+    notices = (*model_shape(config, tokenizer)[1], *notices, *demo)
     return Inputs(model, train_data, eval_data, identity, state, left_out, notices, index.chats)
 
 
@@ -174,6 +181,27 @@ def _data_sets(config: TrainConfig) -> dict[str, str | Sequence[str] | Mapping[s
     return {"data.path": data.path, **held_out}
 
 
+def _evaluates_demo(config: TrainConfig) -> bool:
+    """Whether a run on data of its own is evaluated on the demo's, as it is until data.eval_path is set."""
+    path, held_out = config.data.path, config.data.eval_path
+    return (
+        held_out is not None
+        and Path(held_out).parts[-3:] == ("datasets", "demo", "eval.jsonl.gz")
+        and not (isinstance(path, str) and Path(path).parent == Path(held_out).parent)
+    )
+
+
+@contextmanager
+def _of_the_demo(config: TrainConfig, setting: str) -> Iterator[None]:
+    """Where the demo's held-out text can't be read as a run's own data are, say whose it is."""
+    try:
+        yield
+    except ValueError as error:
+        if setting != "data.eval_path" or not _evaluates_demo(config):
+            raise
+        raise ValueError(f"{error}; {_DEMO_NOTICE}") from error
+
+
 def _who(config: TrainConfig) -> str:
     rank = os.environ.get("RANK")
     return "hsap" if rank is None or config.world_size == 1 else f"hsap: rank {rank}"
@@ -181,7 +209,8 @@ def _who(config: TrainConfig) -> str:
 
 def _documents(config: TrainConfig, setting: str, model: ModelConfig) -> tuple[DocumentStore, prepared.Index]:
     """Read the data set that a setting names."""
-    store, index = read_store(config.data, _data_sets(config)[setting], config.train.seed, setting, _who(config))
+    with _of_the_demo(config, setting):
+        store, index = read_store(config.data, _data_sets(config)[setting], config.train.seed, setting, _who(config))
     if store.answers is not None:
         for mask in set(model.layer_masks):
             check_shareable(mask)

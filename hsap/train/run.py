@@ -34,6 +34,7 @@ from hsap.train.profile import Profile
 from hsap.train.restarts import mark
 from hsap.train.settings import keep
 from hsap.train.stopping import StopRequest
+from hsap.train.told import remark
 from hsap.train.updates import Updates
 
 
@@ -166,7 +167,7 @@ class Trainer:
         for report in reports:
             report.check()
         if dist.get_rank() == 0:
-            print(f"hsap: {reports[0]}", file=sys.stderr, flush=True)
+            remark(str(reports[0]))
 
     def _saves(self, step: int) -> bool:
         """Tell whether a checkpoint of this step is due: every so many, at the end, and wherever a signal stops.

@@ -33,6 +33,14 @@ def written(path: Path) -> Iterator[None]:
         ) from error
 
 
+def remark(text: str) -> None:
+    """Say something of a run that goes on, above its progress bar and not in the same line."""
+    from tqdm import tqdm
+
+    tqdm.write(f"hsap: {text}", file=sys.stderr)
+    sys.stderr.flush()
+
+
 def tell(text: str, rank: int, final: bool = False, amid: bool = False, program: str = PROGRAM) -> None:
     """Say a message of a program's and leave it for the launcher.
 

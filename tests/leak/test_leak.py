@@ -49,6 +49,13 @@ def test_a_good_model_passes_and_is_left_as_it_was():
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_one_document_alone_shows_nothing_of_others_and_that_is_said():
+    told = str(check(Decoder(), documents((40,))))
+    assert "leak check: 1 document of 40 tokens" in told and "another order" not in told
+    assert "can't show whether one document reaches another" in told
+    assert "can't show" not in str(check(Decoder(), documents((40, 1))))
+
+
 BROKEN = {
     "attention ignores documents": ("layers.1", "forward", {"3", "4"}),
     "mixes neighbours": ("layers.1", "forward", {"1", "3"}),

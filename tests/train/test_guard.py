@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hsap.cli.replay import loss_column
 from hsap.train.agreement import batch_digest, content, equal, plans_digest
 from hsap.train.groups import GuardConfig
 from hsap.train.guard.judge import Judge
@@ -171,3 +172,11 @@ def test_the_first_output_that_is_not_finite_is_seen_with_its_rows():
         model(torch.ones(5, 2))
     assert watch.first is None and not model[0]._forward_hooks
     assert np.isfinite(model(torch.ones(1, 2)).detach().numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [(2.5, "2.500000"), (-0.1, "-0.100000"), (99999.0, "99999.000000"), (3.86e35, "3.86e+35"), (math.nan, "nan")],
+)
+def test_a_loss_out_of_all_bounds_keeps_its_column(loss, told):
+    assert loss_column(loss) == told

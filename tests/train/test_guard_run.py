@@ -146,7 +146,7 @@ def test_a_gradient_alone_that_is_not_finite_is_traced_backward(ended):
 
 def test_too_many_steps_left_out_in_a_row_end_the_run(ended):
     error = told(ended, "many")
-    assert "step 4: " in error and "and so were 1 steps before it" in error and "guard.max_skips=1" in error
+    assert "step 4: " in error and "and so was 1 step before it" in error and "guard.max_skips=1" in error
 
 
 def test_a_step_left_out_changes_no_bit_where_weights_are_sharded_with_tokens(ended):
@@ -186,6 +186,7 @@ def test_the_command_replays_and_refuses_what_is_damaged(ended, tmp_path, capsys
     assert hsap(["replay", str(path), "--documents", "2", "--planner", "zigzag"]) == 0
     out = capsys.readouterr().out
     assert "what training saw is seen again in fp32" in out and "documents more" in out
+    assert out.count(f"step {path.name.removeprefix('step')}: ") == 1
     for name, content, said in (
         ("rank1.safetensors", b"\0", "is damaged"),
         ("dump.json", b"{}", "is no dump of this version"),

@@ -67,6 +67,15 @@ def test_of_ranks_that_all_wait_the_hindmost_is_at_fault():
     assert "each of ranks 0 and 1 waits for the others, comparing plans (step 42)" in text
 
 
+def test_a_stopped_rank_is_told_as_stopped_and_not_by_what_it_waited_for_before():
+    waiter = sight(0, WAITS, WAIT=Wait.SEND, PEER=1)
+    stopped = sight(1, (8, Op.ATTEND, Role.NONE), state="T", silent_s=4, WAIT=Wait.ALL)
+    assert stopped.waits is None and sight(1, ATTENDS, WAIT=Wait.RECV, PEER=0).waits is None
+    line = telling.moving(waiter, [waiter, stopped])
+    assert "rank 1 (pid 101 on node-a) is stopped (kill -CONT 101" in line and "waits for the others" not in line
+    assert line.endswith("last seen at #8 attend (layer 2, forward, step 41)")
+
+
 def test_ranks_that_wait_for_each_other_have_lost_what_they_sent():
     one, two = sight(0, WAITS, WAIT=Wait.RECV, PEER=1), sight(1, WAITS, WAIT=Wait.SEND, PEER=0)
     found, text = told(one, two, sight(2, WAIT=Wait.ALL, PHASE=Phase.UPDATE))

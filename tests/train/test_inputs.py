@@ -285,6 +285,18 @@ def test_what_is_left_out_is_told(tmp_path):
     assert "data.jsonl:2, " in told
 
 
+def test_a_run_on_own_data_says_that_it_is_evaluated_on_the_demo(tmp_path):
+    demo = REPOSITORY / "datasets/demo"
+    held_out = f"data.eval_path={demo / 'eval.jsonl.gz'}"
+    (notice,) = read_inputs(configuration(tmp_path, held_out)).notices
+    assert "data.eval_path is the demo's text until set" in notice and "data.eval_path=null" in notice
+    assert read_inputs(configuration(tmp_path, held_out, "train.eval_every=0")).notices == ()
+    assert read_inputs(configuration(tmp_path, held_out, f"data.path={demo / 'train.jsonl.gz'}")).notices == ()
+    own = configuration(tmp_path, held_out, "data.text_field=body", rows=[{"body": "a"}])
+    with pytest.raises(ValueError, match=r"eval\.jsonl\.gz:1: .*; data\.eval_path is the demo's text until set"):
+        read_inputs(own)
+
+
 SAID = {"talk": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 ANSWERED = {"prompt": "hi", "chosen": "hello", "rejected": "no"}
 CHAT = ("data.chat_template=chatml", "data.chat_fields={messages: talk}", "data.pack_tokens=100")

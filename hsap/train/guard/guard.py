@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from hsap.train.facts import settings_of, versions
 from hsap.train.guard.dump import write_dump
 from hsap.train.guard.finding import Finding, Search, told_of
 from hsap.train.guard.judge import Judge, Trouble
+from hsap.train.told import remark
 
 _ADVICE = {
     "non_finite": "training has diverged. Lower optim.lr, lengthen optim.warmup_steps or set optim.clip, and start "
@@ -69,7 +69,7 @@ class Guard:
             case "warn" | "skip":
                 done = "" if trouble.action == "warn" else "; its update is left out"
                 if dist.get_rank() == 0:
-                    print(f"hsap: {told}{done}; {found}", file=sys.stderr, flush=True)
+                    remark(f"{told}{done}; {found}")
                 return trouble
             case "dump":
                 dump = self._dump(step, loss, norm, told, finding)

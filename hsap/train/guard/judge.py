@@ -65,7 +65,13 @@ class Judge:
             self.skipped += 1
             self.in_a_row += 1
             if self.in_a_row > self.config.max_skips:
-                told = f"{trouble.told}, and so were {self.in_a_row - 1} steps before it, whose updates were left out"
+                before = self.in_a_row - 1
+                steps = (
+                    "was 1 step before it, whose update was"
+                    if before == 1
+                    else (f"were {before} steps before it, whose updates were")
+                )
+                told = f"{trouble.told}, and so {steps} left out"
                 return Trouble(trouble.kind, f"{told} (guard.max_skips={self.config.max_skips})", "stop")
         return trouble
 

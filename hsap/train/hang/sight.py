@@ -81,7 +81,10 @@ class Sight:
 
     @property
     def wait(self) -> Wait:
-        return Wait(self.words[Word.WAIT])
+        """What it waits for. A stopped rank's word is of its last beat, and of no use once it has moved since."""
+        wait, code = Wait(self.words[Word.WAIT]), self.code
+        waits = code is not None and code.op in (Op.WAIT, Op.ALL_TO_ALL)
+        return wait if code is None or (waits and wait in (Wait.RECV, Wait.SEND)) else Wait.NOTHING
 
     @property
     def peer(self) -> int:

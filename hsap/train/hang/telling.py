@@ -154,4 +154,5 @@ def moving(waiter: Sight, sights: Sequence[Sight]) -> str:
     line = f"rank {waiter.rank} {_other(waiter)}"
     if peer is None or peer.rank == waiter.rank:
         return line
-    return f"{line}; rank {peer.rank} (pid {peer.person.pid} on {peer.person.host}) {_other(peer)}"
+    told = _fault(peer, Fault.SILENT) if peer.state in ("T", "t") else _other(peer)
+    return f"{line}; rank {peer.rank} (pid {peer.person.pid} on {peer.person.host}) {told}"

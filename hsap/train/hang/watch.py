@@ -226,7 +226,8 @@ class Watch:
         mine = sights[self.rank]
         waiters = [s.rank for s in sights if s.waits is not None and s.still_s >= 0.9 * self.settings.report_s]
         if waiters and waiters[0] == self.rank:
-            print(f"hsap: {telling.moving(mine, sights)}", file=sys.stderr, flush=True)
+            # Not by the progress bar, whose lock a thread that hangs may hold; the line it stands in is ended.
+            print(f"\nhsap: {telling.moving(mine, sights)}", file=sys.stderr, flush=True)
 
     def _speak(self, sights: list[Sight], what: str) -> None:
         """Say why all end, unless another rank has said it; ends this process in either case."""
@@ -267,7 +268,7 @@ class Watch:
         hint = found.fault.value.replace("OUT", self.out)
         if len(found.ranks) == 1:
             hint = hint.replace("rankR", f"rank{found.ranks[0]}")
-        return f"What to do: {hint}; resume=true out={self.out} goes on from the newest checkpoint"
+        return f"What to do: {hint}; if checkpoints were saved, resume=true out={self.out} goes on from the newest"
 
     def _leave(self, verdict: dict) -> None:
         """End this process, and those of this machine that can't by themselves; with stacks where it is at fault."""
