@@ -4,14 +4,20 @@ launch       from the command line to the loop in the right processes (overrides
 config       the whole configuration, checked
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
 run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)
+updates      a rank's part of each optimizer update: loss, gradient, judgement, weights
 attention    a rank's attention: how heads are planned, who makes the plans, what the model calls
 agreement, figures  what ranks compare and sum up in each step
 guard        no update of a step that has gone wrong: who is to blame, dumps and their replay
+hang         no rank waits for ever: where each is, and who is at fault where nobody moves
 budget       attention's error, measured before the first step
+leak         does a document of the first step reach another?
 tsp          weights sharded with the tokens (`parallel=tsp`): plans for their heads, and what DeepSpeed is told
 capacity     the constant number of rows that ranks are padded to
 engine       model, optimizer and DeepSpeed
 checkpoints  saved and resumed runs
 settings     the configuration, kept in the run's folder
 metrics, profile, stopping  what a step says of itself; measured timelines; signals
+told         what a rank says when it ends
+restarts     ranks that a launcher starts again go on by themselves
+loopback     ranks that run on one machine alone are reached from that machine alone
 """
