@@ -109,6 +109,35 @@ def test_the_map_of_the_code_names_the_room(name: str) -> None:
     assert re.search(rf"`(hsap/)?{name}(\.py)?`", told), f"say in CONTRIBUTING's Where things are what hsap/{name} is"
 
 
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def begun(path: Path) -> set[str]:
+    """What the lines of a package's list of modules begin with; empty where its docstring has none."""
+    found = re.findall(r"^ *(\w+(?:, \w+)*) {2,}\S", docstring(path), re.MULTILINE)
+    return {name for names in found for name in names.split(", ")}
+
+
+OTHER_LISTS = {PACKAGE / "data" / "prepared"}
+"""Packages whose docstrings list something else: files on the disk."""
+LISTS = [path for path in FILES if path.name == "__init__.py" and begun(path) and path.parent not in OTHER_LISTS]
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda p: str(p.parent.relative_to(PACKAGE)))
+def test_a_package_s_list_names_its_modules(path: Path) -> None:
+    there = {module.stem for module in path.parent.glob("*.py")} | {at.parent.name for at in path.parent.glob("*/*.py")}
+    # Named where a line begins, or as part of another: "pool  processes of a rank (worker: what runs in each)".
+    named = {
+        name
+        for name in there - {"__init__", "__main__"}
+        if re.search(rf"(^|[(,;]|  |\band )\s*{name}([,:;)]|  | \()|`{name}`", docstring(path), re.MULTILINE)
+    }
+    assert named == there - {"__init__", "__main__"}, f"say in {path}'s docstring what these are"
+    gone = {name for name in begun(path) - there if not (path.parent / name).is_dir()}
+    assert not gone, f"{path}'s docstring lists {gone}, and there are none"
+
+
 def module_file(name: str) -> Path | None:
     """The file of a module of the package, None where there is none of that name."""
     path = PACKAGE.parent.joinpath(*name.split("."))

@@ -5,6 +5,7 @@
     clock     when everything starts and ends, given those
     events    the loop that does it
     timeline  the result as a value: per plan, per mask and direction
+    spent     what each rank's time goes to, simulated or measured
 
 It reads a plan's columns as every interpreter does and knows nothing of planners. Its constants are the cluster's: on a
 machine that `hsap bench calibrate` measured it is held against real runs by `make bench-fidelity`; on those of data

@@ -4,4 +4,6 @@ judge      whether a step's loss and gradient norm are to be trusted, the same o
 finding    who is to blame: the step once more with hooks, to name documents, rank and layer
 dump       the step as a folder of plain data: batch, plans, weights, what was seen
 replay     a dump once more on one process
+guard      judges every step, and sees to what is set for those gone wrong
+watch      hooks on a model's modules: the first output that isn't finite
 """
