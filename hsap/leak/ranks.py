@@ -15,10 +15,14 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """One run: sketches by direction and module, of this rank's rows in their order, and where these rows lie."""
+    """One run: sketches by direction and module, of this rank's rows in their order, and where these rows lie.
+
+    drew: whether random numbers were drawn in it.
+    """
 
     sketches: dict[str, dict[str, Sketch]]
     rows: np.ndarray
+    drew: bool
 
 
 class Everywhere:
@@ -52,6 +56,10 @@ class Everywhere:
             for key, value in of_rank.items():
                 out[key] = max(out.get(key, 0.0), value)
         return out
+
+    def any(self, own: bool) -> bool:
+        """Whether it is so on any rank."""
+        return any(self.all(own))
 
     def sums(self, own: dict[Any, Any]) -> dict[Any, Any]:
         """By key, the sum of all ranks' arrays, in the order of ranks."""
