@@ -67,6 +67,7 @@ def probe(
         first = go(batch.tokens)
         names = everywhere.names(first)
         drew = everywhere.any(first.drew)
+        goes_back = everywhere.any(any(bool(s.digest.any()) for s in first.sketches[BACKWARD].values()))
         floor = floors(everywhere, first, go(batch.tokens))
         if why := undecided(everywhere, names, batch, first, floor, bound or 0.0):
             return LeakReport(f"{_counted(batch)}: {why}", undecided=why)
@@ -99,6 +100,8 @@ def probe(
     elif moves:
         otherwise = "in another order" + (" or without the longest one" if leaves else "")
         told += f", and with documents {otherwise} each stays the same but for rounding"
+    if not goes_back:
+        told += "; gradients are all 0 and so show nothing: for them, give documents with targets"
     return LeakReport(told, tuple(dict.fromkeys(leaks)))
 
 

@@ -109,6 +109,17 @@ def test_dropout_without_a_module_is_told_and_is_no_leak():
     assert "model.eval()" not in str(check(Decoder("drops without a module").eval()))
 
 
+def test_gradients_of_nothing_are_told():
+    model = Decoder()
+
+    def forward(documents):
+        return (model(torch.cat(list(documents)), [len(one) for one in documents]) * 0).sum(), None
+
+    report = hsap.check_leak(model, documents(), forward)
+    assert report.ok and "gradients are all 0" in str(report)
+    assert "gradients are all 0" not in str(check(model))
+
+
 def test_a_forward_that_fails_leaves_the_model_as_it_was():
     model, runs = Decoder("norms over the pack").train(), []
 
