@@ -14,7 +14,7 @@ Weights, their gradients, buffers and torch's random state are left as they were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from hsap.leak.changes import Batch, changed, choose
+from hsap.leak.changes import Batch, Change, changed, choose
 from hsap.leak.compare import differences, fewer, floors, found, moved, opposite, undecided
 from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Seen
 from hsap.leak.report import Leak, LeakReport
@@ -88,13 +88,8 @@ def probe(
             # Gradients may be those of a mean over all that is there.
             other = replace(other, sketches={FORWARD: other.sketches[FORWARD], BACKWARD: {}})
             leaks += moved(watch, everywhere, names, batch, first, other, order, f"a batch without document {without}")
-    what = sum(len(of_way) for of_way in names.values())
-    distinct = ", ".join(dict.fromkeys(change.told for change in changes))
     kept = "keep every bit" if not any(bounds.values()) else f"stay within {max(bounds.values()):.1g} of a row's size"
-    told = (
-        f"{_counted(batch)}: with {distinct} changed one by one, all rows that the masks keep from it {kept} in {what} "
-        "hidden states and gradients"
-    )
+    told = _told(batch, changes, kept, sum(map(len, names.values())))
     if moves and drew:
         told += "; random numbers are drawn in the forward, so documents weren't laid otherwise: for that, model.eval()"
     elif moves:
@@ -103,6 +98,14 @@ def probe(
     if not goes_back:
         told += "; gradients are all 0 and so show nothing: for them, give documents with targets"
     return LeakReport(told, tuple(dict.fromkeys(leaks)))
+
+
+def _told(batch: Batch, changes: Sequence[Change], kept: str, number: int) -> str:
+    distinct = ", ".join(dict.fromkeys(change.told for change in changes))
+    return (
+        f"{_counted(batch)}: with {distinct} changed one by one, all rows that the masks keep from it {kept} in "
+        f"{number} hidden states and gradients"
+    )
 
 
 def _counted(batch: Batch) -> str:
