@@ -67,11 +67,17 @@ def check_parity(trainer: Trainer, reduced: str) -> ParityReport | None:
     """Compare the first step; on rank 0 what came of it, None on the others. Collective over the job.
 
     reduced: what was made smaller of the batch, in words. The weights are those after one update, afterwards.
+    ValueError: a step without targets, of which everything would be equal.
     """
     config = trainer.config
     found: dict[str, torch.Tensor] = {}
     tell_gradients(trainer.engine, found.update)
     step = trainer.first_step()
+    if not step.batch.global_num_targets:
+        raise ValueError(
+            "parity: no token of the first step is a target, so that all gradients are 0 and nothing is compared; "
+            "set another train.seed, or look at what gives the data its targets"
+        )
     figures = trainer.updates.make(step)
     group = dist.new_group([0])
     if dist.get_rank() != 0:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hsap.integrations.own_loop import SequenceParallel
 from hsap.integrations.shard import Shard
+from hsap.ir.check import shown
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, distinct_masks, mask_slices, parse_layers
 from hsap.leak.changes import Batch
@@ -37,7 +38,8 @@ def check_leak(
 
     Changes tokens of a few documents of a real batch and compares hidden states and gradients of all rows that the
     masks keep from them: bit for bit, where two equal runs agree in every bit. The report names documents and layer;
-    `report.check()` raises a ValueError of one paragraph where something leaks. Weights, gradients, buffers and torch's
+    `report.check()` raises a ValueError of one paragraph where something leaks, or where that can't be told
+    (`report.undecided`: what isn't finite, or runs that differ by themselves). Weights, gradients, buffers and torch's
     random state stay as they are. Collective over the SP group, and eight forwards and backwards.
 
     model: what the forward runs; its modules are watched. documents: int ids of each, or mappings with `input_ids`,
@@ -47,9 +49,15 @@ def check_leak(
     Hugging Face model under `hsap.integrations.transformers.sequence_parallel`, its own. sp: gives masks and ranks.
     masks: of the layers, where there is no sp (causal). bound: what rows may differ by, over a row's size, in models
     whose rows are computed in other groups when tokens change (mixtures of experts); None: nothing, or a few times what
-    two equal runs do. moves: lay documents in another order, too. deep: name modules inside layers, not layers alone;
-    None: where a batch isn't too large. False for models that are compiled as a whole.
+    two equal runs do. moves: lay documents in another order, and leave the longest out, too. deep: name modules inside
+    layers, not layers alone; None: where a batch isn't too large. False for models that are compiled as a whole.
     """
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound < 1):
+        raise ValueError(
+            f"leak check: bound is {shown(bound)}; give a number from 0 to below 1, of a row's size, or None"
+        )
+    if len(documents) == 0:
+        raise ValueError("leak check: no documents were given; give at least one, or there is nothing to compare")
     forward = _hugging_face(model, sp) if forward is None else forward
     tokens = [_tokens(i, document) for i, document in enumerate(documents)]
     layer_masks = _masks(sp, masks)
@@ -61,15 +69,27 @@ def check_leak(
     batch = Batch(whole, layout.lengths, names, tables, _of_all_layers(model, layers))
 
     def run(tokens: np.ndarray, order: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
-        parts = np.split(tokens, layout.cu_seqlens[1:-1]) if len(documents) else []
+        parts = np.split(tokens, layout.cu_seqlens[1:-1])
         given = [_with(documents[i], parts[i]) for i in (range(len(parts)) if order is None else order)]
         # DDP would wait for gradients that this doesn't make.
         with model.no_sync() if isinstance(model, DistributedDataParallel) else torch.enable_grad():
-            output, shard = forward(given)
-        return output, np.arange(len(tokens)) if shard is None else shard.rows.cpu().numpy()
+            output, shard = _given(forward(given))
+        there = sum(map(len, parts)) if order is None else sum(len(parts[i]) for i in order)
+        return output, np.arange(there) if shard is None else shard.rows.cpu().numpy()
 
     group = None if sp is None else sp.mesh.sp
-    return probe(model, batch, run, group=group, deep=deep, bound=bound, moves=moves)
+    return probe(model, batch, run, group=group, deep=deep, bound=bound, moves=moves, leaves=True)
+
+
+def _given(found: object) -> tuple[Tensor, Shard | None]:
+    """What the loop's forward gave."""
+    match found:
+        case (Tensor() as output, None | Shard() as shard):
+            return output, shard
+    raise ValueError(
+        "leak check: forward gives two things, (output, shard): this rank's sum of token losses or its rows' logits, a "
+        f"tensor, and what SequenceParallel.load gave or None; this one gave {type(found).__name__}"
+    )
 
 
 def _hugging_face(model: nn.Module, sp: SequenceParallel | None) -> Forward:
@@ -96,6 +116,10 @@ def _masks(sp: SequenceParallel | None, masks: str | Sequence[Mask | str] | None
         return (Mask(),) if sp is None else sp.layer_masks
     if isinstance(masks, str):
         return parse_layers(masks)
+    if not isinstance(masks, Sequence) or not masks or not all(isinstance(mask, Mask | str) for mask in masks):
+        raise ValueError(
+            f"leak check: masks is {shown(masks)}; give a mask for each layer, as in ['causal', 'window:512'], or None"
+        )
     return tuple(mask if isinstance(mask, Mask) else Mask.parse(mask) for mask in masks)
 
 
@@ -108,7 +132,10 @@ def _of_all_layers(model: nn.Module, layers: tuple[int, ...]) -> tuple[int, ...]
 def _tokens(i: int, document: Any) -> np.ndarray:
     """Ids of document i: int64 [T]."""
     given = document.get("input_ids") if isinstance(document, Mapping) else document
-    ids = np.asarray(torch.as_tensor(given).cpu()) if given is not None else np.zeros(0)
+    try:
+        ids = np.asarray(torch.as_tensor(given).cpu())
+    except (TypeError, ValueError, RuntimeError):  # text, None, rows of several lengths
+        ids = np.zeros(0)
     if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
         raise ValueError(
             f"leak check: document {i} is no row of token ids; give ids of at least one token, or a mapping with them "

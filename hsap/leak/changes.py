@@ -33,34 +33,37 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Tokens of one document that are changed: [start, stop) of the packed batch. told: what that is, in words."""
+    """Tokens that are changed: spans [start, stop) of the packed batch. told: what they are, in words."""
 
-    document: int
-    start: int
-    stop: int
+    spans: tuple[tuple[int, int], ...]
     told: str
+
+    def mark(self, num_tokens: int) -> np.ndarray:
+        """Which tokens these are: bool [T]."""
+        marked = np.zeros(num_tokens, dtype=bool)
+        for start, stop in self.spans:
+            marked[start:stop] = True
+        return marked
 
 
 def choose(batch: Batch) -> tuple[Change, ...]:
-    """Choose four changes: the longest document, a shortest one beside it, one in the middle, and a part of one.
+    """Choose four changes: the longest document, a shortest one beside it, every second one, and a part of one.
 
-    The part is the last answer to the first shared question, or else the second half of the longest document, whose
-    first half mustn't see it where the mask is causal. Always four, so that all SP groups of a job run alike; a small
-    batch has some of them twice, and an empty one none.
+    Of any two neighbours one is among every second, so that no border is passed by. The part is the last answer to the
+    first shared question, or else the second half of the longest document, whose first half mustn't see it where the
+    mask is causal. Always four, so that all SP groups of a job run alike; a small batch has some of them twice, and an
+    empty one none.
     """
     lengths = np.array(batch.lengths)
     if len(lengths) == 0:
-        return (Change(0, 0, 0, "nothing"),) * 4
+        return (Change((), "nothing"),) * 4
     longest = int(lengths.argmax())
     others = [i for i in range(len(lengths)) if i != longest] or [longest]
     shortest = min(others, key=lambda i: (lengths[i], abs(i - longest)))
-    borders = batch.borders
-    middle = min(
-        [i for i in others if i != shortest] or others, key=lambda i: abs(borders[i] + borders[i + 1] - borders[-1])
-    )
-    spans = ((i, int(borders[i]), int(borders[i + 1])) for i in (longest, shortest, middle))
-    whole = [Change(i, start, stop, f"document {batch.names[i]}") for i, start, stop in spans]
-    return (*whole, _part(batch, longest))
+    spans = [*zip(batch.borders[:-1].tolist(), batch.borders[1:].tolist(), strict=True)]
+    whole = [Change((spans[i],), f"document {batch.names[i]}") for i in (longest, shortest)]
+    second = Change(tuple(spans[::2]), "every second document") if len(spans) > 2 else whole[-1]
+    return (*whole, second, _part(batch, longest))
 
 
 def _part(batch: Batch, longest: int) -> Change:
@@ -68,9 +71,9 @@ def _part(batch: Batch, longest: int) -> Change:
     for document, rows in enumerate(batch.answers):
         if len(rows) > 1:
             told = f"answer {len(rows)} of document {batch.names[document]}"
-            return Change(document, borders[document] + rows[-1], borders[document + 1], told)
+            return Change(((borders[document] + rows[-1], borders[document + 1]),), told)
     start, stop = borders[longest : longest + 2]
-    return Change(longest, (start + stop) // 2, stop, f"the second half of document {batch.names[longest]}")
+    return Change((((start + stop) // 2, stop),), f"the second half of document {batch.names[longest]}")
 
 
 def changed(batch: Batch, change: Change) -> np.ndarray:
@@ -79,14 +82,14 @@ def changed(batch: Batch, change: Change) -> np.ndarray:
     if len(known) < 2:
         known = np.unique([*known, 0, 1])
     tokens = batch.tokens.copy()
-    span = slice(change.start, change.stop)
-    step = 1 + np.arange(change.stop - change.start) % (len(known) - 1)
-    tokens[span] = known[(np.searchsorted(known, tokens[span]) + step) % len(known)]
+    for start, stop in change.spans:
+        step = 1 + np.arange(stop - start) % (len(known) - 1)
+        tokens[start:stop] = known[(np.searchsorted(known, tokens[start:stop]) + step) % len(known)]
     return tokens
 
 
 def order_rows(lengths: Sequence[int], order: Iterable[int]) -> np.ndarray:
-    """Where tokens come from when documents are laid in another order: int64 [T], positions in the given one."""
+    """Where tokens come from when documents, or some, are laid in another order: int64 [T], positions in the given."""
     borders = Layout.from_lengths(lengths).cu_seqlens.tolist()
     parts = [np.arange(*borders[i : i + 2]) for i in order]
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

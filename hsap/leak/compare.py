@@ -30,27 +30,76 @@ def _distances(one: Sketch, other: Sketch, size: float) -> np.ndarray:
     return np.where(same, 0.0, np.maximum(apart, _FAINT))
 
 
+def _may_move(dtype: torch.dtype | None) -> float:
+    """By what rounding may change a document, of its own size."""
+    return MOVED.get(dtype or torch.float32, MOVED[torch.float32])
+
+
 def _size(sketch: Sketch) -> float:
-    """Root mean square of a row's norm."""
-    return float(sketch.parts.double().square().mean().sqrt()) if len(sketch.parts) else 0.0
+    """Root mean square of a row's norm, of those that are finite."""
+    squares = sketch.parts.double().square().mean(dim=1)
+    finite = squares[torch.isfinite(squares)]
+    return float(finite.mean().sqrt()) if len(finite) else 0.0
 
 
-def floors(everywhere: Everywhere, first: Seen, again: Seen) -> dict[str, float]:
-    """By direction, the most that two runs of the same batch differ by."""
+def floors(everywhere: Everywhere, first: Seen, again: Seen) -> dict[Key, float]:
+    """By (direction, module), the most that two runs of the same batch differ by."""
     own: dict[Key, np.ndarray] = {
-        (way,): np.array(max((float(_distances(a, again.sketches[way][name], _size(a)).max(initial=0.0))
-                              for name, a in of_way.items() if name in again.sketches[way]), default=0.0))
+        (way, name): np.array(_distances(sketch, again.sketches[way][name], _size(sketch)).max(initial=0.0))
         for way, of_way in first.sketches.items()
-    }  # fmt: skip
-    return {way: float(most) for (way,), most in everywhere.largest(own).items()}
+        for name, sketch in of_way.items()
+        if name in again.sketches[way]
+    }
+    return {key: float(most) for key, most in everywhere.largest(own).items()}
+
+
+def undecided(
+    everywhere: Everywhere,
+    names: dict[str, list[str]],
+    batch: Batch,
+    first: Seen,
+    floor: Mapping[Key, float],
+    bound: float,
+) -> str:
+    """Why nothing can be told of a batch, in words; empty where something can.
+
+    Gradients that aren't finite have no bits to keep, and against runs that differ by themselves no leak would show.
+    """
+    index = np.searchsorted(batch.borders, first.rows, side="right") - 1
+    own = np.zeros(len(batch.lengths))
+    for sketch in first.sketches[BACKWARD].values():
+        own[index[~torch.isfinite(sketch.parts).all(dim=1).numpy()]] = 1.0
+    if broken := np.flatnonzero(everywhere.largest({(BACKWARD,): own}, len(own))[BACKWARD,]).tolist():
+        more = f" and {len(broken) - MAX_NAMED} more" if len(broken) > MAX_NAMED else ""
+        named = ", ".join(batch.names[i] for i in broken[:MAX_NAMED]) + more
+        return (
+            f"nothing can be told: gradients of {named} aren't finite; look for what is infinite there, in weights, "
+            "number format or rows that see nothing"
+        )
+    most = everywhere.largest(
+        {
+            (way, name): np.array(max(bound, _may_move(sketch.dtype)))
+            for way, of_way in first.sketches.items()
+            for name, sketch in of_way.items()
+        }
+    )
+    order: list[Key] = [(FORWARD, name) for name in names[FORWARD]]
+    order += [(BACKWARD, name) for name in names[BACKWARD][::-1]]
+    key = next((key for key in order if floor.get(key, 0.0) > most[key]), None)
+    if key is None:
+        return ""
+    what = "hidden states" if key[0] == FORWARD else "gradients"
+    return (
+        f"nothing can be told: two runs of the same batch differ by {floor[key]:.1e} of a row's size, first in the "
+        f"{what} of {key[1]}, and beside that no leak shows; for the check let the model keep nothing from one forward "
+        "to the next, and draw no random numbers but torch's"
+    )
 
 
 def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Key, np.ndarray]:
     """By (direction, module), where there are any, of each document the largest difference among this rank's rows that
     the masks keep from the change: float64 [documents]."""
-    marked = np.zeros(len(batch.tokens), dtype=bool)
-    marked[change.start : change.stop] = True
-    reached = forward_reach(marked, batch.layers, batch.masks)
+    reached = forward_reach(change.mark(len(batch.tokens)), batch.layers, batch.masks)
     may = {FORWARD: reached, BACKWARD: backward_reach(reached, batch.layers, batch.masks)}
     documents = np.searchsorted(batch.borders, first.rows, side="right") - 1
     depths = _depths(watch, list(first.sketches[FORWARD]), len(batch.layers))
@@ -124,10 +173,20 @@ def _layer(watch: Watch, names: list[str], module: str, way: str) -> str:
 
 
 def moved(
-    watch: Watch, everywhere: Everywhere, names: dict[str, list[str]], batch: Batch, first: Seen, other: Seen
+    watch: Watch,
+    everywhere: Everywhere,
+    names: dict[str, list[str]],
+    batch: Batch,
+    first: Seen,
+    other: Seen,
+    order: np.ndarray,
+    told: str,
 ) -> list[Leak]:
-    """Leaks that show when the documents are laid in another order: the opposite one, as `other` was."""
-    came_from = order_rows(batch.lengths, opposite(batch).tolist())
+    """Leaks that show when documents are laid otherwise, in an order that may have some of them only, as `other` was.
+
+    Of directions and documents that both have.
+    """
+    came_from = order_rows(batch.lengths, order.tolist())
     one, same = (
         everywhere.sums(_totals(batch, seen, rows), len(batch.lengths), NUM_PARTS + 1)
         for seen, rows in ((first, first.rows), (other, came_from[other.rows]))
@@ -140,15 +199,21 @@ def moved(
         usual = np.sqrt(one[key][:, -1].sum() / max(len(batch.tokens), 1) * np.array(batch.lengths)) * 1e-2
         apart = np.sqrt(np.square(apart).mean(axis=1)) / np.maximum(np.maximum(size, usual), _TINY)
         apart = np.where(np.isfinite(apart), apart, np.inf)
-        worst[key] = np.where(apart > MOVED[dtypes.get(key[1], torch.float32)], apart, 0.0)
-    bound = max((MOVED[dtype] for dtype in dtypes.values()), default=0.0)
-    leaks = found(watch, names, worst, batch, "another order of the documents", lambda _: 0.0)
-    return [replace(leak, bound=bound) for leak in leaks]
+        over = np.zeros(len(batch.lengths), dtype=bool)
+        over[order[apart[order] > _may_move(dtypes.get(key[1]))]] = True
+        worst[key] = np.where(over, apart, 0.0)
+    leaks = found(watch, names, worst, batch, told, lambda _: 0.0)
+    return [replace(leak, bound=_may_move(dtypes.get(leak.module))) for leak in leaks]
 
 
 def opposite(batch: Batch) -> np.ndarray:
     """The documents' opposite order."""
     return np.arange(len(batch.lengths))[::-1]
+
+
+def fewer(batch: Batch) -> np.ndarray:
+    """The documents without the longest one, in their order."""
+    return np.delete(np.arange(len(batch.lengths)), np.argmax(batch.lengths) if batch.lengths else [])
 
 
 def _totals(batch: Batch, seen: Seen, rows: np.ndarray) -> dict[Key, np.ndarray]:

@@ -22,10 +22,14 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """One run: sketches by direction and module, of this rank's rows in their order, and where these rows lie."""
+    """One run: sketches by direction and module, of this rank's rows in their order, and where these rows lie.
+
+    drew: whether random numbers were drawn in it.
+    """
 
     sketches: dict[str, dict[str, Sketch]]
     rows: np.ndarray
+    drew: bool
 
 
 class Everywhere:
@@ -65,6 +69,10 @@ class Everywhere:
             for key, array in zip(keys, flat.numpy().reshape(len(keys), *shape), strict=True):
                 out[key] = merge(out[key], array) if key in out else array
         return out
+
+    def any(self, own: bool) -> bool:
+        """Whether it is so on any rank."""
+        return bool(self.largest({(): np.array(float(own))})[()])
 
 
 def _names(value: Any) -> dict[str, list[str]]:

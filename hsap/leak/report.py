@@ -59,21 +59,27 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class LeakReport:
-    """What a leak check did and found; leaks: empty where there are none. told: what was compared, in one line."""
+    """What a leak check did and found; leaks: empty where there are none. told: what was compared, in one line.
+
+    undecided: why nothing can be told of this batch and model; empty where something can.
+    """
 
     told: str
     leaks: tuple[Leak, ...] = ()
+    undecided: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing leaks."""
-        return not self.leaks
+        """Whether nothing leaks, as far as could be told."""
+        return not self.leaks and not self.undecided
 
     def __str__(self) -> str:
         return f"leak check: {self.told}" if self.ok else self.paragraph()
 
     def paragraph(self) -> str:
         """Everything found, in one paragraph."""
+        if self.undecided:
+            return f"leak check: {self.undecided}"
         more = len(self.leaks) - MAX_TOLD
         found = "; ".join(map(str, self.leaks[:MAX_TOLD])) + (f"; so do {more} more changes" if more > 0 else "")
         return (
@@ -83,19 +89,21 @@ class LeakReport:
         )
 
     def check(self) -> None:
-        """Refuse a model that leaks: ValueError with the paragraph."""
+        """Refuse a model that leaks, or of which that can't be told: ValueError with the paragraph."""
         if not self.ok:
             raise ValueError(self.paragraph())
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "told": self.told, "leaks": [asdict(leak) for leak in self.leaks]}
+        leaks = [asdict(leak) for leak in self.leaks]
+        return {"ok": self.ok, "told": self.told, "leaks": leaks, "undecided": self.undecided}
 
     @classmethod
     def from_json(cls, value: Any) -> LeakReport:
         """Read what `to_json` gave, through JSON; ValueError for anything else."""
-        value = fields("a leak report", value, ("ok", "told", "leaks"))
+        value = fields("a leak report", value, ("ok", "told", "leaks", "undecided"))
         leaks = tuple(map(Leak.from_json, instance("a leak report's leaks", value["leaks"], list, "a list")))
-        report = cls(instance("a leak report's told", value["told"], str, "a text"), leaks)
+        told, undecided = texts("a leak report's words", [value["told"], value["undecided"]])
+        report = cls(told, leaks, undecided)
         if value["ok"] is not report.ok:
             raise Refused(f"a leak report's ok is {shown(value['ok'])}, and it has {len(leaks)} leaks")
         return report

@@ -39,6 +39,8 @@ class Sketcher:
         digests, parts = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, NUM_PARTS)]
         for chunk in rows.split(CHUNK_ROWS) if len(rows) else ():
             # Plus zero: it may be a negative one, which is no other number.
+            if chunk.element_size() == 1:  # of float8, which can't be added to
+                chunk = chunk.float()
             bits = (chunk + 0.0).contiguous().view(_BITS[chunk.element_size()]).long()
             digests.append((bits * odd).sum(dim=1).cpu())
             parts.append((chunk.double() @ signs).float().cpu())

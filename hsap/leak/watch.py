@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hsap.leak.sketch import Sketch, Sketcher
 
+OUTPUT = "the output"
 MAX_ROWS = 1 << 24
 """Rows, over all modules, above which only whole layers are watched, not what they are made of."""
 
@@ -52,9 +53,17 @@ class Watch:
         self.forward, self.backward, self.inputs = {}, {}, []
         self._rows, self._on = None, True
 
-    def stop(self) -> None:
-        """Look no more: layers that are made again in backward are the same once more."""
+    def stop(self, output: Tensor) -> None:
+        """Look no more: layers that are made again in backward are the same once more. output: what the run gave."""
         self._on = False
+        if output.dim() >= 2 and output.is_floating_point() and self._rows is not None:
+            # What is done behind the last module shows in no module.
+            self._keep(self.forward, OUTPUT, _rowwise(output, self._rows))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of what was looked at; 0 before anything was."""
+        return self._rows or 0
 
     def gradients(self, output: Tensor) -> None:
         """Go backward from a scalar to the inputs; no parameter gets a gradient, nor are those of any touched."""

@@ -12,7 +12,7 @@ VOCAB, WIDTH, HEADS = 61, 24, 2
 class Layer(nn.Module):
     def __init__(self, broken: str | None) -> None:
         super().__init__()
-        self.broken = broken
+        self.broken, self.kept = broken, torch.zeros(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH))
         if broken == "mixes neighbours":
@@ -31,6 +31,16 @@ class Layer(nn.Module):
             x = x + self.mix(x.T[None])[0].T
         if self.broken == "norms over the pack":
             x = self.norm(x)
+        if self.broken == "reckons with the pack's length":
+            x = x * (len(x) / 50)
+        if self.broken == "borders are rounded":
+            x = x + F.pad(x[15:16], (0, 0, 16, len(x) - 17))  # row 16 sees the row before, whosever it is
+        if self.broken == "keeps the last batch":
+            x, self.kept = x + self.kept, x.detach().mean(0)
+        if self.broken == "isn't finite":
+            x = torch.cat([x[:1] / 0, x[1:]])
+        if self.broken == "drops without a module":
+            x = F.dropout(x, 0.1, self.training)
         if self.broken == "mixes gradients" and x.requires_grad:
             x.register_hook(lambda grad: grad + grad.roll(1, 0))
         return x + self.mlp(x)
@@ -57,4 +67,5 @@ class Decoder(nn.Module):
         x = self.embedding(tokens) + self.places(positions)
         for layer in self.layers:
             x = layer(x, seen)
-        return self.head(x)
+        logits = self.head(x)
+        return logits + logits.roll(1, 0) if self.broken == "mixes logits" else logits

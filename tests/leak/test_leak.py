@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import hsap
 from hsap.ir.layout import Layout
@@ -62,6 +63,7 @@ BROKEN = {
     "norms over the pack": ("layers.1", "forward", {"0", "1", "3", "4"}),
     "mixes gradients": ("layers.1", "backward", {"3"}),
     "attention looks ahead": ("layers.1", "forward", {"2"}),
+    "mixes logits": ("the output", "forward", {"3"}),
 }
 
 
@@ -102,6 +104,88 @@ def test_positions_that_run_on_show_when_documents_move():
     assert check(Decoder("positions run on"), moves=False).ok
 
 
+def test_what_depends_on_the_others_lengths_shows_without_the_longest():
+    (leak,) = check(Decoder("reckons with the pack's length")).leaks
+    assert leak.told == "a batch without document 2" and leak.where == "layers.1" and leak.size > 0.1
+    assert leak.num_documents == 4 and "2" not in leak.documents
+
+
+def test_every_border_is_looked_at():
+    # Documents 0 and 1 are neither the longest nor the shortest nor beside them.
+    given = documents((16, 17, 5, 40, 4))
+    assert check(Decoder(), given).ok
+    leaks = check(Decoder("borders are rounded"), given, moves=False).leaks
+    assert [leak.told for leak in leaks] == ["every second document"] and leaks[0].documents == ("1",)
+
+
+@pytest.mark.parametrize("broken, what", [("keeps the last batch", "differ by"), ("isn't finite", "aren't finite")])
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_can_t_be_told_does_not_pass(broken, what, moves):
+    report = check(Decoder(broken), moves=moves)
+    assert not report.ok and not report.to_json()["ok"] and what in report.undecided and what in str(report)
+    with pytest.raises(ValueError, match=f"nothing can be told.*{what}"):
+        report.check()
+
+
+def test_dropout_without_a_module_is_told_and_is_no_leak():
+    report = check(Decoder("drops without a module").train())
+    assert report.ok and "model.eval()" in str(report), str(report)
+    assert "model.eval()" not in str(check(Decoder("drops without a module").eval()))
+
+
+def test_gradients_of_nothing_are_told():
+    model = Decoder()
+
+    def forward(documents):
+        return (model(torch.cat(list(documents)), [len(one) for one in documents]) * 0).sum(), None
+
+    report = hsap.check_leak(model, documents(), forward)
+    assert report.ok and "gradients are all 0" in str(report)
+    assert "gradients are all 0" not in str(check(model))
+
+
+def test_a_forward_that_fails_leaves_the_model_as_it_was():
+    model, runs = Decoder("norms over the pack").train(), []
+
+    def forward(documents):
+        runs.append(1)
+        if len(runs) == 3:
+            raise OSError("gone")
+        return model(torch.cat(list(documents)), [len(one) for one in documents]), None
+
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(OSError, match="gone"):
+        hsap.check_leak(model, documents(), forward)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_forwards_that_can_t_be_compared_are_refused():
+    model = Decoder()
+
+    def logits(documents):
+        return model(torch.cat(list(documents)), [len(one) for one in documents])
+
+    padded = torch.nn.utils.rnn.pad_sequence
+    refused = {
+        "two things": logits,
+        "no_grad": lambda documents: (logits(documents).detach(), None),
+        "one row of packed documents": lambda documents: (model.head(model.embedding(padded(list(documents)))), None),
+        "use_reentrant=False": lambda documents: (
+            checkpoint(model.head, model.embedding(torch.cat(list(documents))), use_reentrant=True), None),
+    }  # fmt: skip
+    for what, forward in refused.items():
+        with pytest.raises(ValueError, match=rf"^leak check: .*{what}"):
+            hsap.check_leak(model, documents(), forward)
+    bad = {"bound": (math.nan, math.inf, -1, "1e-3", True), "masks": ([], 3, [None])}
+    for option, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"^leak check: {option} is"):
+                check(model, **{option: value})
+    with pytest.raises(ValueError, match="no documents were given"):
+        hsap.check_leak(model, [], logits)
+
+
 def test_layers_alone_can_be_watched_and_parameters_be_frozen():
     model = Decoder("mixes neighbours").requires_grad_(False)
     report = check(model, deep=False)
@@ -115,7 +199,7 @@ def test_odd_batches(lengths):
 
 
 def test_what_is_no_document_is_refused():
-    for given in ([[]], [[[1, 2]]], [[0.5]], [{"text": "x"}]):
+    for given in ([[]], [[[1, 2]]], [[0.5]], [{"text": "x"}], ["text"], [[[1], [1, 2]]]):
         with pytest.raises(ValueError, match="document 0"):
             check(Decoder(), given)
     with pytest.raises(ValueError, match="no module"):
@@ -171,11 +255,10 @@ def test_reach_is_that_of_dense_masks(seed):
 def test_changes_are_few_and_of_every_token():
     batch = Batch(np.array([5, 5, 5, 9, 9, 2]), (3, 1, 2), ("a", "b", "c"), (), ())
     chosen = choose(batch)
-    assert [(c.document, c.start, c.stop) for c in chosen] == [(0, 0, 3), (1, 3, 4), (2, 4, 6), (0, 1, 3)]
+    assert [c.spans for c in chosen] == [((0, 3),), ((3, 4),), ((0, 3), (4, 6)), ((1, 3),)]
     for change in chosen:
-        differ = changed(batch, change) != batch.tokens
-        assert differ[change.start : change.stop].all() and differ.sum() == change.stop - change.start
+        assert np.array_equal(changed(batch, change) != batch.tokens, change.mark(6))
     same = Batch(np.zeros(4, dtype=int), (4,), ("a",), (), ())
     assert (changed(same, choose(same)[0]) == 1).all()
     none = choose(Batch(np.zeros(0, dtype=int), (), (), (), ()))
-    assert len(none) == 4 and all(c.start == c.stop for c in none)
+    assert len(none) == 4 and not any(c.spans for c in none)

@@ -63,6 +63,29 @@ def test_a_norm_leaps_by_its_logarithm_and_never_for_less_than_a_twentieth():
         assert (guard.judge(2.0, norm) is not None) is leaps
 
 
+def test_a_loss_of_nothing_leaps_by_more_than_nothing():
+    for loss, leaps in ((0.0, False), (5e-4, False), (7e-4, True)):
+        guard = judge(spike=6.0)
+        assert all(guard.judge(0.0, 1e-9) is None for _ in range(8))
+        assert (guard.judge(loss, 1e-9) is not None) is leaps
+
+
+def test_a_loss_leaps_beside_a_norm_of_nothing_and_steps_without_targets_do_not():
+    guard = judge(spike=6.0)
+    assert all(guard.judge(one, 1.0) is None for one in WINDOW)
+    assert "the loss leaps to 9" in guard.judge(9.0, 0.0).told
+    fresh = judge(spike=6.0)
+    assert all(fresh.judge(one, norm) is None for one in WINDOW for norm in (0.0, 1.0))
+    assert fresh.judge(0.0, 0.0) is None
+
+
+def test_figures_that_no_run_writes_are_passed_over():
+    odd = [{"loss": "2", "grad_norm": 1.0}, {"loss": 2.0, "grad_norm": {}}, {"loss": math.nan, "grad_norm": 1.0},
+           {"loss": True, "grad_norm": 1.0}, {"loss": 10**400, "grad_norm": 1.0}, {"skipped_steps": "3"}]  # fmt: skip
+    again = Judge(GuardConfig(spike=6.0, spike_window=8), odd + [{"loss": one, "grad_norm": 1.0} for one in WINDOW])
+    assert again.skipped == 0 and again.judge(9.0, 1.0).kind == "spike"
+
+
 def test_nothing_leaps_before_half_of_the_window_is_there_nor_without_the_setting():
     guard = judge(spike=6.0)
     assert [guard.judge(loss, 1.0) is None for loss in (2.0, 2.0, 2.0, 90.0)] == [True] * 4

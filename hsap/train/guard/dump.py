@@ -11,6 +11,7 @@ Nothing is pickled, and nothing in it is run but plans that the verifier has pro
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -31,7 +32,9 @@ from hsap.data.loader import StepBatch
 from hsap.files import replace, sync, write
 from hsap.gathering import gather_texts
 from hsap.ir.check import MAX_TOKENS, Refused, fields, instance, one_line, shown, whole, wholes
+from hsap.ir.mask import Masks, distinct_masks, mask_slices
 from hsap.ir.plan import Plan
+from hsap.ir.shared import shared_masks
 from hsap.models import ModelConfig
 from hsap.models.config import FREE
 from hsap.runtime.groups import Mesh
@@ -166,20 +169,49 @@ def read_dump(path: Path) -> Dump:
     try:
         model = ModelConfig.from_mapping({k: v for k, v in state["model"].items() if k not in FREE})
         seen = instance("seen", state["seen"], dict, "an object")
-        seen = seen | {name: float(seen[name]) for name in ("loss", "grad_norm")}
+        seen = seen | {name: _number(f"seen.{name}", seen[name]) for name in ("loss", "grad_norm")}
+        groups = instance("groups", state["groups"], list, "a list")
+        _check_files(state["files"], groups, model)
         micros = tuple(
             _micro(path, model, group, number, micro)
-            for group, its in enumerate(instance("groups", state["groups"], list, "a list"))
-            for number, micro in enumerate(instance("a group", its, list, "a list of micro-batches"))
+            for group, its in enumerate(groups)
+            for number, micro in enumerate(its)
         )
         dtype = state["dtype"]
         if dtype not in ("fp32", "bf16"):
             raise Refused(f"dtype is {shown(dtype)}; it is fp32 or bf16")
         targets = whole("num_targets", state["num_targets"], 0)
+        if targets != (held := sum(one.batch.num_targets for one in micros)):
+            raise Refused(
+                f"num_targets is {targets:,}, and its micro-batches have {held:,}: some are missing or others"
+            )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path / STATE} is no dump of a run: {one_line(error)}") from error
     weights = Pieces(path / name for name in state["files"] if name.startswith("rank"))
     return Dump(path, state["step"], seen, model, dtype, targets, micros, weights)
+
+
+def _check_files(files: Mapping[str, dict], groups: Sequence, model: ModelConfig) -> None:
+    """See that all that is read is among the files whose content was checked, weights of the whole model too."""
+    needed = []
+    for group, its in enumerate(groups):
+        needed.append(f"group{group}.safetensors")
+        needed += [f"group{group}-micro{i}.plan" for i in range(len(instance("a group", its, list, "a list")))]
+    if lacks := [name for name in needed if name not in files]:
+        raise Refused(f"files lacks {shown(lacks[0])}")
+    size = sum(file["size"] for name, file in files.items() if name.startswith("rank"))
+    if size < 4 * model.num_params:
+        raise Refused(f"{size:,} bytes of weights are no model of {shown(model.num_params)} parameters")
+
+
+def _number(name: str, value: object) -> float:
+    """A number, or the word that `_spelt` gives for one that isn't finite."""
+    if isinstance(value, bool) or not (isinstance(value, int | float) or value in ("nan", "inf", "-inf")):
+        raise Refused(f"{name} is {shown(value)}; it must be a number, nan, inf or -inf")
+    try:
+        return float(value)
+    except OverflowError:
+        raise Refused(f"{name} is {shown(value)}, more than a float holds") from None
 
 
 def _state(path: Path) -> dict:
@@ -210,9 +242,10 @@ def _micro(path: Path, model: ModelConfig, group: int, number: int, told: object
     told = fields(name, told, _MICRO)
     lengths = wholes(f"{name}: lengths", told["lengths"], 1, MAX_TOKENS)
     arrays = _arrays(path / f"group{group}.safetensors", number, sum(lengths), model.vocab_size)
-    names = tuple(map(str, told["document_ids"]))
-    losses = tuple(map(float, told["losses"]))
-    if not len(names) == len(losses) == len(told["targets"]) == len(lengths):
+    listed = [instance(f"{name}: {key}", told[key], list, "a list") for key in ("document_ids", "losses", "targets")]
+    names = tuple(map(str, listed[0]))
+    losses = tuple(_number(f"{name}: a loss", loss) for loss in listed[1])
+    if not len(names) == len(losses) == len(listed[2]) == len(lengths):
         raise Refused(f"{name} has {len(lengths)} lengths, {len(names)} documents and {len(losses)} losses")
     plan = Plan.load(path / f"group{group}-micro{number}.plan")
     layout, heads = plan.problem.layout, plan.problem.heads
@@ -220,10 +253,30 @@ def _micro(path: Path, model: ModelConfig, group: int, number: int, told: object
     if layout.lengths != lengths or (heads.num_q_heads, heads.num_kv_heads, heads.head_dim) != shape:
         raise Refused(f"the plan of {name} is for other documents or heads")
     answers = tuple(wholes(f"{name}: answers", one, 0, MAX_TOKENS) for one in told["answers"])
+    _check_masks(name, plan, model, answers)
     count = int((arrays["labels"] != NO_TARGET).sum())
     batch = MicroBatch(**arrays, lengths=lengths, sequences=layout.sequences, document_ids=names, num_targets=count,
                        padding_share=0.0, answers=answers)  # fmt: skip
     return Dumped(group, number, batch, plan, losses)
+
+
+def _check_masks(name: str, plan: Plan, model: ModelConfig, answers: tuple[tuple[int, ...], ...]) -> None:
+    """Refuse a plan for other masks than the model's layers have: it would be right, and compute something else."""
+    layout = plan.problem.layout
+    own = [mask for mask, _ in distinct_masks(model.layer_masks)[0]]
+    asked: list[Masks] = [*own]
+    if any(answers):
+        if len(answers) != len(layout.lengths):
+            raise Refused(f"{name} has answers of {len(answers)} documents, and {len(layout.lengths)} lengths")
+        for rows, length in zip(answers, layout.lengths, strict=True):
+            if any(a >= b for a, b in itertools.pairwise((0, *rows, length))):
+                raise Refused(f"{name} has answers at {shown(rows)} in a document of {length} tokens")
+        asked = [shared_masks(mask, layout.lengths, answers) for mask in own]
+    alike = len(asked) == len(plan.problem.masks) and all(
+        np.array_equal(mask_slices(layout, mask), plan.problem.slices(i)) for i, mask in enumerate(asked)
+    )
+    if not alike:
+        raise Refused(f"the plan of {name} is for other masks than the model's")
 
 
 def _arrays(path: Path, number: int, num_tokens: int, vocab: int) -> dict[str, np.ndarray]:

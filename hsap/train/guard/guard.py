@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +48,8 @@ class Guard:
         self.config, self.model, self.engine, self.losses = config, model, engine, losses
         self.search = Search(engine.deepspeed, config.engine.zero_stage, attention, engine.mesh, engine.device)
         past = read_steps(Path(config.out) / METRICS) if resumed_step else ()
-        self.judge = Judge(config.guard, (one for one in past if one.get("step", math.inf) <= resumed_step))
+        known = ((one.get("step"), one) for one in past)
+        self.judge = Judge(config.guard, (one for step, one in known if isinstance(step, int) and step <= resumed_step))
 
     def check(self, step: PlannedStep, loss_sum: float, norm: float, scale: float) -> Trouble | None:
         """Judge a step: None where it is to be trusted, else what is wrong; the update is to be left out if so.

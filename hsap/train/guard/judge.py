@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from hsap.train.groups import GuardConfig
 
 LEAST = {"loss": 0.005, "gradient norm": 0.05}
 """The least that counts as a deviation: of a loss as a share of the median, of a norm's natural logarithm."""
+LEAST_LOSS = 1e-4
+"""And of a loss that is nothing, of what a model knows by heart."""
+_MOST = 1e300
 _DECILE, _NORMAL = 0.9, 1.2815515655446004
 
 
@@ -45,7 +48,8 @@ class Judge:
         self.skipped = self.in_a_row = 0
         self._seen: dict[str, deque[float]] = {name: deque(maxlen=config.spike_window) for name in LEAST}
         for figures in past:
-            self.skipped = figures.get("skipped_steps") or 0
+            skipped = figures.get("skipped_steps")
+            self.skipped = skipped if isinstance(skipped, int) else 0
             if figures.get("left_out"):
                 self.in_a_row += 1
                 continue
@@ -89,7 +93,7 @@ class Judge:
             if len(seen) < self.config.spike_window // 2:
                 continue
             middle, high = np.quantile(seen, (0.5, _DECILE)).tolist()
-            least = LEAST[name] * (abs(middle) if name == "loss" else 1.0)
+            least = max(LEAST[name] * abs(middle), LEAST_LOSS) if name == "loss" else LEAST[name]
             deviation = max((high - middle) / _NORMAL, least)
             if value - middle > self.config.spike * deviation:
                 shown, usual = (value, middle) if name == "loss" else (norm, math.exp(middle))
@@ -99,13 +103,20 @@ class Judge:
                 )
         return Trouble("spike", " and ".join(told), self.config.on_spike) if told else None
 
-    def _note(self, loss: float | None, norm: float | None) -> None:
-        if loss is None or norm is None:
+    def _note(self, loss: object, norm: object) -> None:
+        if not _is_figure(loss) or not _is_figure(norm):
             return
         for name, value in _judged(loss, norm).items():
             self._seen[name].append(value)
 
 
 def _judged(loss: float, norm: float) -> dict[str, float]:
-    """What is compared; a norm of 0, of a step without targets, says nothing."""
-    return {"loss": loss, "gradient norm": math.log(norm)} if norm > 0 else {}
+    """What is compared; a norm of 0 says nothing, nor does the loss beside it where it is 0, as without targets."""
+    if norm > 0:
+        return {"loss": loss, "gradient norm": math.log(norm)}
+    return {"loss": loss} if loss else {}
+
+
+def _is_figure(value: object) -> TypeGuard[float]:
+    """Whether a run can have written that of a step; its metrics may have been edited since."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST

@@ -32,6 +32,8 @@ from hsap.verify import verify
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 """How far a replayed loss may lie, relatively, from the one seen in that format."""
+NORM_TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
+"""And a gradient's norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +177,17 @@ def _norm(gradients) -> float:
 
 
 def repeats(dump: Dump, replay: Replay) -> bool:
-    """Whether a replay shows what training saw: the same documents not finite, and the same loss where it is finite."""
+    """Whether a replay shows what training saw: the same documents not finite, and the same loss and gradient norm
+    where they are."""
     seen = [math.isfinite(loss) for one in dump.micros for loss in one.losses]
     if seen != [math.isfinite(one.loss_sum) for one in replay.documents]:
         return False
-    if math.isfinite(dump.seen["grad_norm"]) != math.isfinite(replay.grad_norm):
-        return False
-    if not math.isfinite(dump.seen["loss"]):
-        return not math.isfinite(replay.loss)
-    return abs(replay.loss - dump.seen["loss"]) <= TOLERANCE[dump.dtype] * abs(dump.seen["loss"])
+    return _same(dump.seen["loss"], replay.loss, TOLERANCE[dump.dtype]) and _same(
+        dump.seen["grad_norm"], replay.grad_norm, NORM_TOLERANCE[dump.dtype]
+    )
+
+
+def _same(seen: float, found: float, tolerance: float) -> bool:
+    if not math.isfinite(seen):
+        return not math.isfinite(found)
+    return abs(found - seen) <= tolerance * abs(seen)
