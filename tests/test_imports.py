@@ -42,8 +42,8 @@ MAY_IMPORT = {
     "planning": {"ir", "position", "api", "verify", "data"},
     "integrations": {"ir", "clusters", "data", "models", "runtime", "planning", "targets", "leak"},
     "leak": {"ir", "gathering"},
-    "checks": {"ir", "clusters", "data", "gathering", "leak", "models", "planning", "runtime", "train"},
-    "doctor": {"ir", "keys", "launched", "planners", "runtime", "calibrate", "checks", "train"},
+    "checks": {"ir", "data", "gathering", "leak", "models", "planning", "runtime", "train"},
+    "doctor": {"ir", "keys", "launched", "planners", "runtime", "calibrate", "train"},
     "buckets": {"models"},
     "train": {
         "buckets",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from hsap.checks.launch import Task, configured
+from hsap.checks.launch import configured
 from hsap.train.budget import JUDGED, TENSORS, Measured, weigh
 from hsap.train.config import TrainConfig
 from hsap.train.inputs import check, read_inputs
@@ -23,7 +23,7 @@ def check_error(overrides: Sequence[str]) -> tuple[TrainConfig, list[Measured]]:
 
     Under its wire dtype and, where that is over the budget, under float32's. overrides: as of train.py. ValueError.
     """
-    config, _, _ = configured(Task("error", tuple(overrides), full=True))
+    config, _, _ = configured(overrides)
     if config.check.error_budget is None:
         config = replace(config, check=replace(config.check, error_budget=BUDGET))
     os.environ["DS_ACCELERATOR"] = config.engine.device or "cpu"

@@ -8,24 +8,21 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from hsap import clusters
 from hsap.checks.small import quiet, small
-from hsap.ir.check import Refused
 from hsap.ir.problem import Topology
 from hsap.train import flags
+from hsap.train.composing import choose, single
 from hsap.train.config import TrainConfig, train_config
-from hsap.train.launch import PATIENCE_BEFORE_S, PATIENCE_DURING_S, compose, fail
-from hsap.train.overrides import rewrite, wants_multirun
-from hsap.train.processes import Leave, Start, Train, be_alone, decide, look_around, start_ranks
+from hsap.train.launch import PATIENCE_BEFORE_S, PATIENCE_DURING_S, fail
+from hsap.train.processes import Leave, Start, Train, be_alone, look_around, start_ranks
 
 WHAT = ("leak", "parity")
 OK, NOT_OK = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Check:
     """A check to be run. overrides: as of train.py; full: the batch as it is, not made small."""
 
     what: str
@@ -38,35 +35,23 @@ class Task:
         """As its user calls it, before its messages."""
         return f"hsap check {self.what}"
 
+    @property
+    def made_small(self) -> bool:
+        """Whether the batch is."""
+        return self.what == "parity" and not self.full
+
     def to_arguments(self) -> list[str]:
         """As a rank's command line has it, which `rank_main` reads."""
-        flags = [flag for flag, on in (("--full", self.full), ("--json", self.as_json)) if on]
-        return [*flags, self.what, *self.overrides]
+        given = [flag for flag, on in (("--full", self.full), ("--json", self.as_json)) if on]
+        return [*given, self.what, *self.overrides]
 
 
-def configs() -> Path:
-    """The checkout's configs/, absolute; Refused where the package is installed without."""
-    folder = clusters.FOLDER.parent.resolve()
-    if not (folder / "config.yaml").is_file():
-        raise Refused(
-            "check: this is an installed package, and configurations lie beside train.py; run it from a checkout "
-            "(pip install -e .)"
-        )
-    return folder
-
-
-def configured(task: Task) -> tuple[TrainConfig, Train | Start | Leave, str]:
+def configured(overrides: Sequence[str], made_small: bool = False) -> tuple[TrainConfig, Train | Start | Leave, str]:
     """Compose what is to be checked, and choose its processes; also what was made small, in words. ValueError as of
     train.py."""
-    arguments = rewrite(task.overrides)
-    if wants_multirun(arguments):
-        raise Refused("check: --multirun is for training; check one topology at a time")
-    values = compose(configs(), arguments)
-    if values is None:
-        raise Refused("check: give overrides alone, KEY=VALUE, and none of Hydra's flags")
-    values, reduced = quiet(values), ""
-    choice = decide(values.get("topology"), (values.get("engine") or {}).get("device"), look_around(os.environ))
-    if task.what == "parity" and not task.full:
+    values, reduced = quiet(single("check", overrides)), ""
+    choice = choose(values, look_around(os.environ))
+    if made_small:
         group = Topology.parse(values["topology"] or f"{choice.world_size}x1").num_ranks
         values, reduced = small(values, choice.world_size, group)
     # Nothing is written there, and nothing may be.
@@ -74,9 +59,9 @@ def configured(task: Task) -> tuple[TrainConfig, Train | Start | Leave, str]:
     return train_config(values, choice.world_size, choice.device, out), choice, reduced
 
 
-def run(task: Task) -> int:
+def run(asked: Check) -> int:
     """Run a check from where the user called it: as a rank of a launcher's, or by starting ranks. The exit code."""
-    config, choice, reduced = configured(task)
+    config, choice, reduced = configured(asked.overrides, asked.made_small)
     match choice:
         case Leave():
             return OK
@@ -85,12 +70,12 @@ def run(task: Task) -> int:
 
             check(config)
             prepare_data(config)
-            return start_ranks(choice, "-m", ["hsap.checks", *task.to_arguments()], config.out, program=task.program)
+            return start_ranks(choice, "-m", ["hsap.checks", *asked.to_arguments()], config.out, program=asked.program)
         case Train():
-            return in_rank(task, config, reduced)
+            return in_rank(asked, config, reduced)
 
 
-def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
+def in_rank(asked: Check, config: TrainConfig, reduced: str) -> int:
     """Run a check as one rank of its world: the same exit code on all."""
     os.environ["DS_ACCELERATOR"] = config.engine.device or "cpu"
     if "RANK" not in os.environ:
@@ -106,18 +91,18 @@ def in_rank(task: Task, config: TrainConfig, reduced: str) -> int:
     inputs = read_inputs(config)
     engine = build(config, inputs.model, join(config))
     with Trainer(config, inputs, engine) as trainer:
-        if task.what == "leak":
+        if asked.what == "leak":
             reports = leak.first_leaks(trainer)
             ok = all(report.ok for report in reports)
             if dist.get_rank() == 0:
-                leak.tell(reports, task.as_json)
+                leak.tell(reports, asked.as_json)
         else:
             report = parity.check_parity(trainer, reduced)
             agreed = torch.tensor(report is None or report.ok, dtype=torch.int32, device=engine.device)
             dist.all_reduce(agreed, dist.ReduceOp.MIN)
             ok = bool(agreed)
             if report is not None:
-                parity.tell(report, task.as_json)
+                parity.tell(report, asked.as_json)
     dist.barrier()  # told before any rank ends with an error, at which a launcher ends them all
     leave(engine)
     return OK if ok else NOT_OK
@@ -132,11 +117,11 @@ def rank_main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args(arguments)
-    task = Task(given.what, tuple(given.overrides), given.full, given.json)
+    asked = Check(given.what, tuple(given.overrides), given.full, given.json)
     try:
-        config, _, reduced = configured(task)
+        config, _, reduced = configured(asked.overrides, asked.made_small)
         patience_s = PATIENCE_DURING_S
-        code = in_rank(task, config, reduced)
+        code = in_rank(asked, config, reduced)
     except Exception as error:
-        fail(error, rank, patience_s, task.program)
+        fail(error, rank, patience_s, asked.program)
     sys.exit(code)

@@ -51,7 +51,7 @@ def _error(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     # torch, and processes: only here.
-    from hsap.checks.launch import Task, run
+    from hsap.checks.launch import Check, run
 
-    code = run(Task(arguments.what, tuple(arguments.overrides), arguments.full, arguments.json))
+    code = run(Check(arguments.what, tuple(arguments.overrides), arguments.full, arguments.json))
     return OK if code == OK else NOT_OK

@@ -7,18 +7,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hsap.checks.launch import configs
 from hsap.doctor.report import FAILED, OK, Line
-from hsap.ir.check import Refused, printable
+from hsap.ir.check import printable
 from hsap.keys import read
 from hsap.planners import check_options
+from hsap.train.composing import choose, single
 from hsap.train.config import GROUPS, train_config
-from hsap.train.launch import compose, is_message
-from hsap.train.overrides import rewrite, wants_multirun
-from hsap.train.processes import decide, look_around
+from hsap.train.launch import is_message
+from hsap.train.processes import look_around
 
 
-def config(overrides: Sequence[str]) -> list[Line]:
+def check_config(overrides: Sequence[str]) -> list[Line]:
     """Compose as train.py does, check everything that it would before ranks start, and say what it would refuse."""
     if not overrides:
         return [Line("configuration", OK, "none given; name train.py's overrides to have one checked")]
@@ -29,18 +28,12 @@ def config(overrides: Sequence[str]) -> list[Line]:
 
 
 def _faults(overrides: Sequence[str]) -> Iterator[str]:
-    arguments = rewrite(overrides)
-    values: Mapping[str, Any] | None = None
     try:
-        if wants_multirun(arguments):
-            raise Refused("doctor: a sweep has a configuration for each run; name one of them")
-        values = compose(configs(), arguments)
-        if values is None:
-            raise Refused("doctor: give overrides alone, KEY=VALUE, and none of Hydra's flags")
+        values = single("doctor", overrides)
         for name, kind in GROUPS.items():
             yield from _fault_of_group(name, kind, values)
         yield from _fault_of_planner(values)
-        choice = decide(values.get("topology"), (values.get("engine") or {}).get("device"), look_around(os.environ))
+        choice = choose(values, look_around(os.environ))
         out = values.get("out") or os.path.join(tempfile.gettempdir(), f"hsap-doctor-{os.getpid()}")
         made = train_config(values, choice.world_size, choice.device, str(out))
 

@@ -14,7 +14,7 @@ BUSY = 0.1
 """A GPU of whose memory more than this part is taken has another user."""
 
 
-def devices() -> list[Line]:
+def describe_devices() -> list[Line]:
     """Describe the GPUs that this process sees, and judge the backends."""
     lines = _gpus()
     has_gpus = torch.cuda.is_available()

@@ -43,7 +43,7 @@ class Errors:
         return times if times == times else float("inf")  # NaN
 
 
-def kernels(device: torch.device) -> list[Line]:
+def try_kernels(device: torch.device) -> list[Line]:
     """Try all kernels that may be chosen on a device, in every number format and both kinds of output."""
     lines = []
     for about, kernel, dtype in _candidates(device):

@@ -35,7 +35,7 @@ def rounds(num_ranks: int) -> list[list[tuple[int, int]]]:
     return made if num_ranks > 1 else []
 
 
-def survey(rank: int, device: str) -> dict[str, Any]:
+def measure_links(rank: int, device: str) -> dict[str, Any]:
     """Measure on one rank, all ranks together; JSON values.
 
     pairs: [partner, seconds of small and of large messages each way, whether the bytes were right] of every round that
@@ -63,7 +63,7 @@ def _pattern(source: int, target: int, device: str) -> torch.Tensor:
     return ((torch.arange(SMALL * 16, device=device) * 7 + source * 31 + target) % 251).to(torch.uint8)
 
 
-def links(by_rank: Sequence[dict[str, Any]], device: str, ranks_per_node: int) -> list[Line]:
+def judge_links(by_rank: Sequence[dict[str, Any]], device: str, ranks_per_node: int) -> list[Line]:
     """Judge what all ranks measured."""
     if len(by_rank) < 2:
         return [Line("P2P", OK, "one rank has nobody to talk to")]

@@ -17,7 +17,7 @@ SHARED_BYTES = _GIB // 2
 OPEN_FILES = 4096
 
 
-def system(out: str) -> list[Line]:
+def check_system(out: str) -> list[Line]:
     """Judge the disk that a run's folder would lie on, memory, shared memory and open files."""
     import psutil
 

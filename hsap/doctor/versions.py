@@ -55,7 +55,7 @@ def own_versions() -> dict[str, str | None]:
     return found
 
 
-def versions(has_gpus: bool, found: dict[str, str | None]) -> list[Line]:
+def judge_versions(has_gpus: bool, found: dict[str, str | None]) -> list[Line]:
     """Judge versions as `own_versions` gives them."""
     python = found["python"] or ""
     fits = _numbers(python)[:2] >= LEAST_PYTHON
@@ -79,7 +79,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
 
 
-def agreement(by_rank: list[dict[str, str | None]]) -> list[Line]:
+def compare_versions(by_rank: list[dict[str, str | None]]) -> list[Line]:
     """Tell whether all ranks have the same versions, of several."""
     lines = []
     for name in by_rank[0]:

@@ -16,9 +16,9 @@ from hsap.ir.check import shown
 from hsap.ir.layout import Layout
 from hsap.ir.mask import Mask, distinct_masks, mask_slices, parse_layers
 from hsap.leak.changes import Batch
+from hsap.leak.hooks import layer_names
 from hsap.leak.probe import probe
 from hsap.leak.report import LeakReport
-from hsap.leak.watch import layer_names
 
 Forward = Callable[[Sequence[Any]], tuple[Tensor, Shard | None]]
 

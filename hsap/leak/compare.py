@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from hsap.leak.changes import Batch, Change, order_rows
+from hsap.leak.hooks import Hooks
 from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Key, Seen
 from hsap.leak.reach import backward_reach, forward_reach
 from hsap.leak.report import MAX_NAMED, Leak
 from hsap.leak.sketch import NUM_PARTS, Sketch
-from hsap.leak.watch import Watch
 
 MOVED = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 """By what a document may differ in another place, of its own size."""
@@ -96,13 +96,13 @@ def undecided(
     )
 
 
-def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Key, np.ndarray]:
+def differences(hooks: Hooks, batch: Batch, change: Change, first: Seen, other: Seen) -> dict[Key, np.ndarray]:
     """By (direction, module), where there are any, of each document the largest difference among this rank's rows that
     the masks keep from the change: float64 [documents]."""
     reached = forward_reach(change.mark(len(batch.tokens)), batch.layers, batch.masks)
     may = {FORWARD: reached, BACKWARD: backward_reach(reached, batch.layers, batch.masks)}
     documents = np.searchsorted(batch.borders, first.rows, side="right") - 1
-    depths = _depths(watch, list(first.sketches[FORWARD]), len(batch.layers))
+    depths = _depths(hooks, list(first.sketches[FORWARD]), len(batch.layers))
     worst: dict[Key, np.ndarray] = {}
     for way, of_way in first.sketches.items():
         for name, sketch in of_way.items():
@@ -116,19 +116,19 @@ def differences(watch: Watch, batch: Batch, change: Change, first: Seen, other: 
     return worst
 
 
-def _depths(watch: Watch, names: list[str], num_layers: int) -> dict[tuple[str, str], int]:
+def _depths(hooks: Hooks, names: list[str], num_layers: int) -> dict[tuple[str, str], int]:
     """By (direction, module) how many of the layers are to be reckoned behind its output, as `forward_reach` counts.
 
     What a layer is made of has that layer's attention behind it or ahead, whichever lets rows see more. Empty for a
     model whose layers aren't the masks': all may be behind, and all ahead.
     """
-    if len(watch.layers) != num_layers:
+    if len(hooks.layers) != num_layers:
         return {}
-    place = {layer: i for i, layer in enumerate(watch.layers)}
+    place = {layer: i for i, layer in enumerate(hooks.layers)}
     depths, depth = {}, 0
     for name in names:
         plain = name.partition("#")[0]
-        layer = watch.layer_of(plain)
+        layer = hooks.layer_of(plain)
         depth = depth if layer is None else max(depth, place[layer] + 1)
         depths[FORWARD, name] = depth
         depths[BACKWARD, name] = depth if layer in (None, plain) else place[layer]
@@ -136,7 +136,7 @@ def _depths(watch: Watch, names: list[str], num_layers: int) -> dict[tuple[str, 
 
 
 def found(
-    watch: Watch,
+    hooks: Hooks,
     names: dict[str, list[str]],
     worst: Mapping[Key, np.ndarray],
     batch: Batch,
@@ -155,25 +155,25 @@ def found(
         module = next(name for name in order if name in over)
         most = np.max(list(over.values()), axis=0)
         documents = sorted(np.flatnonzero(most > bound_of(way)).tolist(), key=lambda i: most[i], reverse=True)
-        where = _layer(watch, names[FORWARD], module, way)
+        where = _layer(hooks, names[FORWARD], module, way)
         named = tuple(batch.names[document] for document in documents[:MAX_NAMED])
         return [Leak(told, way, where, module, named, len(documents), float(most.max()), bound_of(way))]
     return []
 
 
-def _layer(watch: Watch, names: list[str], module: str, way: str) -> str:
+def _layer(hooks: Hooks, names: list[str], module: str, way: str) -> str:
     """The layer in which a difference arises that a module's output, or its gradient, is the first to have."""
     plain = module.partition("#")[0]
-    layer = watch.layer_of(plain)
+    layer = hooks.layer_of(plain)
     if way == BACKWARD and layer in (None, plain) and module in names:
         # The gradient of what leaves a layer comes from the one above.
-        behind = [watch.layer_of(name) or name for name in names[names.index(module) + 1 :]]
+        behind = [hooks.layer_of(name) or name for name in names[names.index(module) + 1 :]]
         return next((name for name in behind if name != layer), plain)
     return layer or plain
 
 
 def moved(
-    watch: Watch,
+    hooks: Hooks,
     everywhere: Everywhere,
     names: dict[str, list[str]],
     batch: Batch,
@@ -202,7 +202,7 @@ def moved(
         over = np.zeros(len(batch.lengths), dtype=bool)
         over[order[apart[order] > _may_move(dtypes.get(key[1]))]] = True
         worst[key] = np.where(over, apart, 0.0)
-    leaks = found(watch, names, worst, batch, told, lambda _: 0.0)
+    leaks = found(hooks, names, worst, batch, told, lambda _: 0.0)
     return [replace(leak, bound=_may_move(dtypes.get(leak.module))) for leak in leaks]
 
 

@@ -26,9 +26,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from hsap.leak.changes import Batch, Change, changed, choose
 from hsap.leak.compare import differences, fewer, floors, found, moved, opposite, undecided
+from hsap.leak.hooks import Hooks
 from hsap.leak.ranks import BACKWARD, FORWARD, Everywhere, Seen
 from hsap.leak.report import Leak, LeakReport
-from hsap.leak.watch import Watch
 
 Run = Callable[[np.ndarray, np.ndarray | None], tuple[Tensor, np.ndarray]]
 """Forward of a batch: (its tokens, the order of its documents or of some, None for the given one) -> (output, rows).
@@ -52,17 +52,17 @@ def probe(
 ) -> LeakReport:
     """Look for leaks between the documents of a batch; the same report on all ranks of the group that holds its rows.
 
-    Collective over the group; None: this process alone has them. deep: see `Watch`. bound: what rows may differ by, of
+    Collective over the group; None: this process alone has them. deep: see `Hooks`. bound: what rows may differ by, of
     a row's size (None: as said above). moves: whether documents are also laid in another order; leaves: and without
     the longest one of them, in an order that lacks it.
     """
     changes, everywhere = choose(batch), Everywhere(group)
     leaks: list[Leak] = []
-    with Watch(model, deep) as watch, _untouched(model) as restore:
+    with Hooks(model, deep) as hooks, _untouched(model) as restore:
 
         def go(tokens: np.ndarray, order: np.ndarray | None = None) -> Seen:
             restore()
-            return _run(watch, run, tokens, order)
+            return _run(hooks, run, tokens, order)
 
         first = go(batch.tokens)
         names = everywhere.names(first)
@@ -76,18 +76,18 @@ def probe(
             bounds[way] = max(bounds[way], FLOOR_TIMES * most)
         for change in changes:
             other = go(changed(batch, change))
-            worst = everywhere.largest(differences(watch, batch, change, first, other), len(batch.lengths))
-            leaks += found(watch, names, worst, batch, change.told, bounds.__getitem__)
+            worst = everywhere.largest(differences(hooks, batch, change, first, other), len(batch.lengths))
+            leaks += found(hooks, names, worst, batch, change.told, bounds.__getitem__)
         if moves and not drew:
             order = opposite(batch)
-            leaks += moved(watch, everywhere, names, batch, first, go(batch.tokens, order), order, ORDER)
+            leaks += moved(hooks, everywhere, names, batch, first, go(batch.tokens, order), order, ORDER)
         leaves = moves and leaves and not drew and len(batch.lengths) > 1
         if leaves and not leaks:
             order, without = fewer(batch), batch.names[int(np.argmax(batch.lengths))]
             other = go(batch.tokens, order)
             # Gradients may be those of a mean over all that is there.
             other = replace(other, sketches={FORWARD: other.sketches[FORWARD], BACKWARD: {}})
-            leaks += moved(watch, everywhere, names, batch, first, other, order, f"a batch without document {without}")
+            leaks += moved(hooks, everywhere, names, batch, first, other, order, f"a batch without document {without}")
     kept = "keep every bit" if not any(bounds.values()) else f"stay within {max(bounds.values()):.1g} of a row's size"
     told = _told(batch, changes, kept, sum(map(len, names.values())))
     if len(batch.lengths) == 1:
@@ -144,14 +144,14 @@ def _untouched(model: nn.Module) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def _run(watch: Watch, run: Run, tokens: np.ndarray, order: np.ndarray | None) -> Seen:
+def _run(hooks: Hooks, run: Run, tokens: np.ndarray, order: np.ndarray | None) -> Seen:
     torch.manual_seed(0)  # whatever else a model draws is the same
     before = _random_states()
-    watch.start()
+    hooks.start()
     with torch.enable_grad():
         output, rows = run(tokens, order)
-        watch.stop(output)
-        if not watch.inputs or watch.num_rows < len(rows):
+        hooks.stop(output)
+        if not hooks.inputs or hooks.num_rows < len(rows):
             raise ValueError(
                 "leak check: no module of the model gave a row of floating-point numbers for every token; give the "
                 "model that the forward runs, with one row of packed documents, [T] or [1, T]"
@@ -163,7 +163,7 @@ def _run(watch: Watch, run: Run, tokens: np.ndarray, order: np.ndarray | None) -
             )
         drew = not all(map(torch.equal, before, _random_states()))
         try:
-            watch.gradients(_scalar(output))
+            hooks.gradients(_scalar(output))
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
@@ -173,7 +173,7 @@ def _run(watch: Watch, run: Run, tokens: np.ndarray, order: np.ndarray | None) -
             ) from error
     sketches = {
         way: {name: sketch.first(len(rows)) for name, sketch in of_way.items()}
-        for way, of_way in ((FORWARD, watch.forward), (BACKWARD, watch.backward))
+        for way, of_way in ((FORWARD, hooks.forward), (BACKWARD, hooks.backward))
     }
     return Seen(sketches, np.asarray(rows), drew)
 

@@ -1,6 +1,6 @@
 """Train: the run behind train.py.
 
-launch       from the command line to the loop in the right processes (overrides, processes, flags, sweep)
+launch       from the command line to the loop in the right processes (overrides, composing, processes, flags, sweep)
 config       the whole configuration, checked (groups: its groups of keys)
 inputs       data, model and checkpoint of a run, refused before ranks wait for each other
 run          the loop of one rank (opening: what it says first; evaluation: the loss of held-out data)

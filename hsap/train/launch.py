@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 import traceback
@@ -13,15 +12,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from hsap.ir.check import printable
-from hsap.keys import unknown
 from hsap.launched import Place
 from hsap.train import flags, restarts
-from hsap.train.config import KEYS, TrainConfig, train_config
-from hsap.train.overrides import GROUPS, know_project, rewrite, wants_multirun
-from hsap.train.processes import Leave, Start, Train, be_alone, decide, look_around, start_ranks
+from hsap.train.composing import choose, composed
+from hsap.train.config import TrainConfig, train_config
+from hsap.train.overrides import rewrite, wants_multirun
+from hsap.train.processes import Leave, Start, Train, be_alone, look_around, start_ranks
 from hsap.train.settings import write_down
 from hsap.train.sweep import Job, exit_code, table
 from hsap.train.told import PROGRAM, is_echo, tell
@@ -32,28 +30,11 @@ from hsap.train.told import PROGRAM, is_echo, tell
 PATIENCE_BEFORE_S = 60.0
 PATIENCE_DURING_S = 10.0
 _PRECEDENCE_S = 0.5
-_NO_NAME = re.compile(rf"({'|'.join(GROUPS)})=(null|true|false|-?\d[\d.]*)", re.IGNORECASE)
-
-
 _NOT_OURS = (
     "guard.restarts={}: these ranks were started by a launcher, and only it can start them again (torchrun: "
     "--max-restarts; SLURM: launch/slurm.sbatch requeues); they then go on by themselves. Leave guard.restarts out, or "
     "start with plain python"
 )
-
-
-class Task:
-    """What Hydra calls: keeps the composed configuration of a single run, or the finished jobs of a sweep."""
-
-    def __init__(self) -> None:
-        self.values: Mapping[str, Any] | None = None
-        self.jobs: list[Job] = []
-
-    def __call__(self, config) -> None:
-        from omegaconf import OmegaConf
-
-        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        self.values = values
 
 
 def main(config_dir: Path) -> None:
@@ -68,14 +49,12 @@ def main(config_dir: Path) -> None:
         rank = place.rank
         if wants_multirun(arguments) and _leaves_sweep_to_another(place):
             return
-        task = _compose(config_dir, arguments)
+        task = composed(config_dir, arguments)
         if task.values is None:
             _end_sweep(task.jobs)
             return
         around = look_around(os.environ)
-        engine = task.values.get("engine")
-        device = engine.get("device") if isinstance(engine, Mapping) else None
-        choice = decide(task.values.get("topology"), device, around)
+        choice = choose(task.values, around)
         config = train_config(task.values, choice.world_size, choice.device, _out(task.values, choice.world_size))
         if isinstance(choice, Train) and config.guard.restarts and not around.started:
             if choice.world_size > 1:
@@ -120,59 +99,6 @@ def _train(
             run(config, lambda changed: settings({**found, **changed}))
     except Exception as error:
         fail(error, rank, PATIENCE_DURING_S)
-
-
-def compose(config_dir: Path, arguments: list[str]) -> Mapping[str, Any] | None:
-    """Compose a configuration as train.py does: its values, None where the arguments have Hydra do something else.
-
-    config_dir: absolute. arguments: rewritten overrides. ValueError, or an error of Hydra's, for those that don't fit.
-    """
-    return _compose(config_dir, arguments).values
-
-
-def _compose(config_dir: Path, arguments: list[str]) -> Task:
-    """Hand the arguments to Hydra: afterwards `values` is set, or Hydra has run a sweep or printed what was asked."""
-    import hydra
-    from hydra.errors import ConfigCompositionException, OverrideParseException
-
-    task = Task()
-    know_project(config_dir.parent)
-    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [argv[0], *arguments]
-    # With this set Hydra raises; without, it prints on every rank and exits.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="config")(task)()
-    except OverrideParseException as error:
-        raise ValueError(
-            f"{printable(error)}. Without quotes a value is ASCII letters, digits and -_./:@%+*; others stand in "
-            f"quotes within quotes, like \"data.path='ä(1).jsonl'\""
-        ) from error
-    except ConfigCompositionException as error:
-        # Hydra would have a plus put before a key that is misspelt.
-        if (missing := re.match(r"Could not override '(\w+)'", str(error))) and missing[1] not in KEYS:
-            raise unknown("", missing[1], {*KEYS, *GROUPS}) from None
-        raise
-    except ValueError as error:
-        if not str(error).startswith("Config group override must be"):
-            raise
-        raise ValueError(_no_file(config_dir, arguments)) from error
-    finally:
-        sys.argv = argv
-        os.environ.pop("HYDRA_FULL_ERROR")
-        if full_error is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
-    return task
-
-
-def _no_file(config_dir: Path, arguments: list[str]) -> str:
-    """Say which arguments give a group of keys what is no name of a file: null, a number, true or false."""
-    named = [a for a in arguments if _NO_NAME.fullmatch(a)]
-    folders = [config_dir / argument.split("=")[0] for argument in named]
-    files = (f"{folder.name}: {', '.join(sorted(f.stem for f in folder.glob('*.yaml')))}" for folder in folders)
-    return (
-        f"{' '.join(named or arguments)}: expected the name of a file, {'; '.join(files)}; leave it out for the default"
-    )
 
 
 def _leaves_sweep_to_another(place: Place) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from hsap.cli import main
 from hsap.doctor import devices, examine, kernels, links, report, system, versions
-from hsap.doctor.config import config
+from hsap.doctor.config import check_config
 from hsap.doctor.report import FAILED, OK, WARNING, Line, Report
 from hsap.runtime.kernels.cpu_flash import CpuFlashKernel
 from tests.parity import REPOSITORY
@@ -68,7 +68,7 @@ def test_a_kernel_that_raises_or_gives_nan_fails(broken, few, monkeypatch):
         o.fill_(math.nan)
 
     monkeypatch.setattr(CpuFlashKernel, "attend", attend)
-    found = {line.about: line for line in kernels.kernels(torch.device("cpu"))}
+    found = {line.about: line for line in kernels.try_kernels(torch.device("cpu"))}
     assert found["kernel cpu_flash fp32"].status == FAILED and found["kernel math fp32"].status == OK
     if broken == "raises":
         assert "RuntimeError: no kernel image is available" in found["kernel cpu_flash bf16"].told
@@ -111,35 +111,35 @@ def measured(num_ranks, slow=(), wrong=()):
 
 
 def test_links_are_judged_inside_nodes_and_between_them():
-    inside, between, everybody = links.links(measured(4), "cpu", 2)
+    inside, between, everybody = links.judge_links(measured(4), "cpu", 2)
     assert (inside.about, between.about) == ("P2P inside nodes", "P2P between nodes")
     assert "2 pairs" in inside.told and "4 pairs" in between.told and "0.03 GB/s" in everybody.told
-    slow = links.links(measured(4, slow=[(0, 3)]), "cpu", 4)[0]
+    slow = links.judge_links(measured(4, slow=[(0, 3)]), "cpu", 4)[0]
     assert slow.status == WARNING and "slowest 0–3" in slow.told and "50.0 times slower" in slow.told
-    wrong = links.links(measured(4, wrong=[(1, 2)]), "cpu", 4)[0]
+    wrong = links.judge_links(measured(4, wrong=[(1, 2)]), "cpu", 4)[0]
     assert wrong.status == FAILED and "ranks 1 and 2" in wrong.told
-    assert links.links(measured(1), "cpu", 1)[0].status == OK
+    assert links.judge_links(measured(1), "cpu", 1)[0].status == OK
 
 
 def test_versions_are_judged_by_what_they_cost():
     found = versions.own_versions()
-    assert found["torch"] and all(line.status != FAILED for line in versions.versions(False, found))
+    assert found["torch"] and all(line.status != FAILED for line in versions.judge_versions(False, found))
     odd = {**found, "python": "3.9.1", "torch": "2.8.0+cu128", "numba": None, "flash-attn": None, "transformers": "5.9"}
-    told = {line.about: line for line in versions.versions(True, odd)}
+    told = {line.about: line for line in versions.judge_versions(True, odd)}
     assert [told[name].status for name in ("python", "torch", "numba")] == [FAILED] * 3
     assert [told[name].status for name in ("flash-attn", "transformers")] == [WARNING] * 2
     assert "2.9 or later" in told["torch"].told and "hsap[flash]" in told["flash-attn"].told
-    assert versions.versions(False, odd)[-2].status == OK
-    (same,) = versions.agreement([found, found])
+    assert versions.judge_versions(False, odd)[-2].status == OK
+    (same,) = versions.compare_versions([found, found])
     assert same.status == OK
-    (other,) = versions.agreement([found, {**found, "torch": "2.12"}])
+    (other,) = versions.compare_versions([found, {**found, "torch": "2.12"}])
     assert other.status == FAILED and "rank 1" in other.told and "torch" in other.about
 
 
 def test_little_room_is_told_of(monkeypatch, tmp_path):
     def free(num_bytes):
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=num_bytes, total=1 << 40))
-        return {line.about: line.status for line in system.system(str(tmp_path / "not" / "there"))}
+        return {line.about: line.status for line in system.check_system(str(tmp_path / "not" / "there"))}
 
     assert free(1 << 40)["disk"] == OK
     assert free(3 << 30)["disk"] == WARNING
@@ -148,35 +148,35 @@ def test_little_room_is_told_of(monkeypatch, tmp_path):
     file.write_text("")
     assert system.disk(str(file)).status == FAILED
     monkeypatch.setattr(system.resource, "getrlimit", lambda _: (256, 1 << 20))
-    (files,) = [line for line in system.system(str(tmp_path)) if line.about == "open files"]
+    (files,) = [line for line in system.check_system(str(tmp_path)) if line.about == "open files"]
     assert files.status == WARNING and "ulimit -n" in files.told
 
 
 def test_gpus_that_torch_can_t_see_are_warned_of(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.devices()[0].status == OK or torch.version.cuda
+    assert devices.describe_devices()[0].status == OK or torch.version.cuda
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert devices.devices()[0].status == WARNING
+    assert devices.describe_devices()[0].status == WARNING
     monkeypatch.setattr(devices.dist, "is_gloo_available", lambda: False)
-    assert devices.devices()[1].status == FAILED
+    assert devices.describe_devices()[1].status == FAILED
 
 
 def test_several_faults_of_a_configuration_are_told_at_once():
-    faults = config(["topology=2x1", "optim.lr=-1", "train.steps=0", "planner=zigzga", "engine.device=cpu"])
+    faults = check_config(["topology=2x1", "optim.lr=-1", "train.steps=0", "planner=zigzga", "engine.device=cpu"])
     told = [line.told for line in faults]
     assert all(line.status == FAILED and "\n" not in line.told for line in faults) and len(told) == 3, told
     for what in ("optim.lr=-1", "train.steps=0", "zigzag"):
         assert sum(what in one for one in told) == 1
-    assert [line.status for line in config([])] == [OK]
+    assert [line.status for line in check_config([])] == [OK]
     for bad, what in (
         ("nosuch.key=1", "nosuch"),
         ("topology=2y1", "2y1"),
         ("--multirun", "sweep"),
     ):
-        (line,) = config([bad])
+        (line,) = check_config([bad])
         assert line.status == FAILED and what in line.told, line
     tokenizer = REPOSITORY / "datasets/demo/tokenizer.json"
-    (fine,) = config(["topology=2x1", "engine.device=cpu", f"data.tokenizer={tokenizer}", "planner=sap"])
+    (fine,) = check_config(["topology=2x1", "engine.device=cpu", f"data.tokenizer={tokenizer}", "planner=sap"])
     assert fine.status == OK, fine
 
 

@@ -11,7 +11,7 @@ from hsap.cli.replay import loss_column
 from hsap.train.agreement import batch_digest, content, equal, plans_digest
 from hsap.train.groups import GuardConfig
 from hsap.train.guard.judge import Judge
-from hsap.train.guard.watch import Watch
+from hsap.train.guard.outputs import Outputs
 from hsap.train.overrides import know_project
 from tests.parity import REPOSITORY
 from tests.parity.rank import configure
@@ -187,13 +187,13 @@ def test_the_first_output_that_is_not_finite_is_seen_with_its_rows():
     x = torch.ones(5, 2)
     x[3] = math.inf
     x[1, 0] = math.nan
-    with Watch(model) as watch:
+    with Outputs(model) as outputs:
         model(x)
-    assert (watch.first.module, watch.first.order, watch.first.layer) == ("0", 0, None)
-    assert watch.first.rows.tolist() == [1, 3]
-    with Watch(model) as watch:
+    assert (outputs.first.module, outputs.first.order, outputs.first.layer) == ("0", 0, None)
+    assert outputs.first.rows.tolist() == [1, 3]
+    with Outputs(model) as outputs:
         model(torch.ones(5, 2))
-    assert watch.first is None and not model[0]._forward_hooks
+    assert outputs.first is None and not model[0]._forward_hooks
     assert np.isfinite(model(torch.ones(1, 2)).detach().numpy()).all()
 
 

@@ -5,5 +5,5 @@ finding    who is to blame: the step once more with hooks, to name documents, ra
 dump       the step as a folder of plain data: batch, plans, weights, what was seen
 replay     a dump once more on one process
 guard      judges every step, and sees to what is set for those gone wrong
-watch      hooks on a model's modules: the first output that isn't finite
+outputs    hooks on a model's modules: the first output that isn't finite
 """

@@ -24,7 +24,7 @@ from hsap.ir.span import positions
 from hsap.runtime.groups import Mesh
 from hsap.targets import NO_TARGET
 from hsap.train.gradients import non_finite
-from hsap.train.guard.watch import Sight, Watch
+from hsap.train.guard.outputs import NonFinite, Outputs
 
 _NAMED = 3
 """Documents and parameters that a message names; a dump has all."""
@@ -111,32 +111,32 @@ class Search:
 
     @torch.no_grad()
     def _forward(self, micro: MicroBatch, plan, losses: Callable[..., Tensor]) -> dict:
-        with Watch(self.engine.module, self.attention) as watch:
+        with Outputs(self.engine.module, self.attention) as outputs:
             losses_T = losses(micro, plan, self.engine, per_token=True)
         rows = positions(plan.rank_spans(self.mesh.sp_rank))
         values = losses_T[: len(rows)].double().cpu().numpy()
         sums, counts = document_sums(micro, rows, values)
         return {
-            "first": self._described("forward", watch.first, micro, rows),
+            "first": self._described("forward", outputs.first, micro, rows),
             "sums": sums.tolist(),
             "targets": counts.tolist(),
             "documents": micro.document_ids if self.mesh.sp_rank == 0 else [],
         }
 
     def _backward(self, micro: MicroBatch, plan, losses: Callable[..., Tensor], scale: float) -> dict | None:
-        with Watch(self.engine.module, self.attention, keeps=True) as watch:
+        with Outputs(self.engine.module, self.attention, keeps=True) as outputs:
             loss = losses(micro, plan, self.engine.module)
-        sight = watch.gradients(loss * scale)
+        sight = outputs.gradients(loss * scale)
         return self._described("backward", sight, micro, positions(plan.rank_spans(self.mesh.sp_rank)))
 
-    def _described(self, direction: str, sight: Sight | None, micro: MicroBatch, rows: np.ndarray) -> dict | None:
+    def _described(self, direction: str, sight: NonFinite | None, micro: MicroBatch, rows: np.ndarray) -> dict | None:
         if sight is None:
             return None
         place = {"rank": dist.get_rank(), "group": self.mesh.dp_rank, "direction": direction}
         return place | describe(sight, micro, rows)
 
 
-def describe(sight: Sight, micro: MicroBatch, rows: np.ndarray) -> dict:
+def describe(sight: NonFinite, micro: MicroBatch, rows: np.ndarray) -> dict:
     """Say where a sight is, in tokens and documents, as JSON values. rows: the token positions of the tensor's rows."""
     own = sight.rows[sight.rows < len(rows)]
     places = np.sort(rows[own])

@@ -27,7 +27,7 @@ from hsap.runtime.reference import reference
 from hsap.train.checkpoints.masters import WEIGHT
 from hsap.train.guard.dump import Dump, Dumped
 from hsap.train.guard.finding import Document, describe, document_sums
-from hsap.train.guard.watch import Watch
+from hsap.train.guard.outputs import Outputs
 from hsap.verify import verify
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
@@ -140,7 +140,7 @@ class Replayer:
 
     def _forward(self, one: Dumped) -> tuple[list[Document], dict | None]:
         tokens, places, labels = self._inputs(one.batch)
-        with torch.no_grad(), Watch(self.model, self.attention) as watch:
+        with torch.no_grad(), Outputs(self.model, self.attention) as outputs:
             losses = self.model(tokens, places, self.attention, labels, per_token=True)
         rows = np.arange(len(tokens))
         sums, counts = document_sums(one.batch, rows, losses.double().numpy())
@@ -148,9 +148,9 @@ class Replayer:
             Document(one.group, one.number, i, name, float(sums[i]), int(counts[i]))
             for i, name in enumerate(one.batch.document_ids)
         ]
-        if watch.first is None:
+        if outputs.first is None:
             return documents, None
-        return documents, {"group": one.group, "micro": one.number} | describe(watch.first, one.batch, rows)
+        return documents, {"group": one.group, "micro": one.number} | describe(outputs.first, one.batch, rows)
 
     def _gradients(self, batch: MicroBatch, rows: slice = slice(None)) -> tuple[float, tuple[Tensor, ...]]:
         """Sum of the losses, and the gradients of its share of the step's mean."""

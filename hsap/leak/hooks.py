@@ -1,4 +1,4 @@
-"""Watch: hooks on a model's modules that sketch what each gives, row by row, and the gradients of that."""
+"""Hooks: hooks on a model's modules that sketch what each gives, row by row, and the gradients of that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ROWS = 1 << 24
 """Rows, over all modules, above which only whole layers are watched, not what they are made of."""
 
 
-class Watch:
+class Hooks:
     """Watches a model while it is used as a context. Rows are those of the first floating-point output of a module.
 
     Outputs are looked at whose first dimension (behind one of size 1) has that many rows; all else is passed over.
@@ -37,7 +37,7 @@ class Watch:
         self._on = False
         self._handles: list[RemovableHandle] = []
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Hooks:
         modules = dict(self.model.named_modules())
         for name, module in modules.items():
             if name and (self.deep is not False or not self._inside(name)):

@@ -1,4 +1,4 @@
-"""Watching a forward: which module's output is the first that isn't finite, and in which rows."""
+"""Outputs of a forward: which module's output is the first that isn't finite, and in which rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class NonFinite:
     """An output that isn't finite. order: how many modules had finished before it, the same on all ranks; rows: of the
     tensor, in which it isn't; layer: of the model, None outside of all."""
 
@@ -25,7 +25,7 @@ class Sight:
     rows: np.ndarray
 
 
-class Watch:
+class Outputs:
     """While entered, looks at every output of a model's modules, and of its attention, in the order they finish.
 
     attention: is watched if it is a module. keeps: outputs of layers and of the embedding are kept for
@@ -34,12 +34,12 @@ class Watch:
 
     def __init__(self, model: nn.Module, attention: object = None, keeps: bool = False) -> None:
         self.model, self.attention, self.keeps = model, attention, keeps
-        self.first: Sight | None = None
+        self.first: NonFinite | None = None
         self.kept: list[tuple[str, Tensor]] = []
         self._count = self._attended = 0
         self._handles: list = []
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Outputs:
         for name, module in self.model.named_modules():
             if name:
                 self._handles.append(module.register_forward_hook(self._hook(name)))
@@ -51,7 +51,7 @@ class Watch:
         for handle in self._handles:
             handle.remove()
 
-    def gradients(self, loss: Tensor) -> Sight | None:
+    def gradients(self, loss: Tensor) -> NonFinite | None:
         """Of a forward that was watched: the first gradient of a kept output, from the last one on, that isn't finite.
 
         Gradients of parameters aren't touched, nor are DeepSpeed's hooks on them.
@@ -60,7 +60,7 @@ class Watch:
         found = torch.autograd.grad(loss, outputs, allow_unused=True)
         for order, (name, gradient) in enumerate(zip(reversed(names), reversed(found), strict=True)):
             if gradient is not None and len(rows := _bad_rows(gradient)):
-                return Sight(order, name, layer_of(name), rows)
+                return NonFinite(order, name, layer_of(name), rows)
         return None
 
     def _hook(self, name: str) -> Callable:
@@ -80,7 +80,7 @@ class Watch:
         if self.first is None and isinstance(output, Tensor) and output.is_floating_point():
             rows = _bad_rows(output)
             if len(rows):
-                self.first = Sight(self._count - 1, name, layer_of(name), rows)
+                self.first = NonFinite(self._count - 1, name, layer_of(name), rows)
 
 
 def layer_of(name: str) -> int | None:
