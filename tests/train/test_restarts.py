@@ -72,11 +72,15 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(tmp_path, capsys):
 
 
 SCRIPT = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 told = [os.environ["RANK"], os.environ["HSAP_RESTARTS"], os.environ["HSAP_OUT"], sys.argv[1:]]
-with open(f"{os.environ['HSAP_OUT']}.{told[0]}.{told[1]}", "w") as file:
+path = f"{os.environ['HSAP_OUT']}.{told[0]}.{told[1]}"
+with open(path + ".part", "w") as file:
     json.dump(told, file)
+os.rename(path + ".part", path)
 if told[:2] == ["1", "0"]:
+    while not os.path.exists(f"{os.environ['HSAP_OUT']}.0.0"):  # rank 0 is ended with this one
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
