@@ -171,7 +171,7 @@ def test_several_faults_of_a_configuration_are_told_at_once():
     for bad, what in (
         ("nosuch.key=1", "nosuch"),
         ("topology=2y1", "2y1"),
-        ("--multirun", "sweep"),
+        ("--multirun", "name one configuration"),
     ):
         (line,) = check_config([bad])
         assert line.status == FAILED and what in line.told, line

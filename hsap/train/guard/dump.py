@@ -217,7 +217,13 @@ def _number(name: str, value: object) -> float:
 def _state(path: Path) -> dict:
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        there = sorted(str(other.parent) for other in (*path.glob(f"*/{STATE}"), *path.glob(f"dumps/*/{STATE}")))
+        like = f", like {there[0]}" if there else ""
+        raise ValueError(
+            f"{path / STATE} can't be read ({error.strerror}); name a folder OUT/dumps/stepN{like}"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path / STATE} can't be read ({one_line(error)}); name a folder OUT/dumps/stepN") from error
     lacks = [name for name in _NEEDED if not isinstance(state, dict) or name not in state]
     if lacks or state["format"] != FORMAT:
