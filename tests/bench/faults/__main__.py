@@ -32,6 +32,9 @@ _TITLES = ("kind", "moment", "s", "message", "resumed", "left", "")
 def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
     """Try the cases, print a row for each, keep table and figures; 1 where any fails, 2 where they can't be made."""
     asked = _parser().parse_args(argv)
+    if asked.again and not asked.keep:
+        print("bench faults: --again goes on with runs that were kept; name their folder by --keep", file=sys.stderr)
+        return 2
     if reason := refusal():
         print(f"bench faults: {reason}", file=sys.stderr)
         return 2
@@ -46,17 +49,26 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
             stack.callback(shutil.rmtree, home, ignore_errors=True)
         made = stack.enter_context(nodes(NUM_NODES, NUM_RANKS // NUM_NODES))
         bench = Bench(home, made, asked.forked)
+        earlier = 0
         for case in cases:
-            verdicts.append(bench.try_(case))
+            passed = bench.passed(case) if asked.again else None
+            earlier += passed is not None
+            verdicts.append(passed or bench.try_(case))
             print(_text(verdicts[-1]), flush=True)
     failed = sum(bool(verdict.wrong) for verdict in verdicts)
     print(f"{len(verdicts) - failed} of {len(verdicts)} cases passed")
     rows = [verdict.to_json() for verdict in verdicts]
     if not (asked.kind or asked.moment):
-        figures = {"quick": asked.quick, "forked": asked.forked, "timeout_s": TIMEOUT_S, "rows": rows}
+        figures = {"quick": asked.quick, "forked": asked.forked, "timeout_s": TIMEOUT_S, "rows": rows,
+                   "passed_earlier": earlier}  # fmt: skip
         record("faults", figures, found, folder)
     if not asked.quick and len(cases) == len(CASES):
-        (folder / "faults.md").write_text(table(verdicts, caption(found, ranks=NUM_RANKS)), encoding="utf-8")
+        (folder / "faults.md").write_text(
+            table(
+                verdicts, caption(found, ranks=NUM_RANKS, **({"passed_in_an_earlier_run": earlier} if earlier else {}))
+            ),
+            encoding="utf-8",
+        )
     return int(failed > 0)
 
 
@@ -115,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kind", nargs="+", choices=KINDS, help="only these")
     parser.add_argument("--moment", nargs="+", choices=sorted({case.moment for case in CASES}), help="only these")
     parser.add_argument("--keep", metavar="DIR", help="keep the runs and all that they said here")
+    parser.add_argument("--again", action="store_true", help="only what hasn't passed yet of the runs kept in --keep")
     return parser
 
 

@@ -109,13 +109,15 @@ class Case:
 def _hang(case: Case) -> str:
     if case.moment in NOT_YET:
         return rf"\d+ s .*(haven't come: {case.rank};|At fault: rank {case.rank} \(pid)"
-    others = r"ranks? \d[\d, and]* (each )?(waits|is) (at #\d+ \w+|for|in|at|\w+)"
+    others = r"ranks? \d[\d, andto]* (each )?(waits|is) (at #\d+ \w+|for|in|at|\w+)"
     return rf"no rank has moved for \d+ s .*At fault: rank {case.rank} \(pid \d+.*; .*{others}"
 
 
 def _ended(case: Case) -> str:
     """By who started the ranks, or by another rank, and where it was."""
-    where = "" if case.moment in NOT_YET else r".*(was|seen) (at|in|writing|waiting|between|comparing|summing)\b"
+    where = (
+        "" if case.moment in NOT_YET else r".*(was|seen) (at|in|writing|waiting|between|comparing|computing|summing)\b"
+    )
     return rf"rank {case.rank} (was ended by signal SIGKILL|\(pid \d+.*has ended without a word){where}"
 
 

@@ -157,6 +157,8 @@ def _planning(armed: Armed) -> None:
 
 def _instruction(armed: Armed, direction: int) -> None:
     """The first instruction of that op in the middle of a layer's stream."""
+    from hsap.ir.program import Op
+    from hsap.position import decode as spelled
     from hsap.runtime.executor import Executor
     from hsap.runtime.machine import Machine
 
@@ -178,7 +180,8 @@ def _instruction(armed: Armed, direction: int) -> None:
         fresh = (mask, way) not in machine.decoded
         decoded = original(machine, mask, way)
         if fresh and way == direction:
-            of_op = [i for i, name in enumerate(decoded.names) if f" {armed.fault.op} " in name]
+            codes = [spelled(code) for code in decoded.codes]
+            of_op = [i for i, code in enumerate(codes) if code is not None and code.op is Op[armed.fault.op.upper()]]
             if of_op:
                 steps = list(decoded.steps)
                 at = of_op[len(of_op) // 2]

@@ -31,6 +31,7 @@ from tests.train.worlds import SMALL_MODEL, World
 NUM_RANKS, NUM_NODES = 4, 2
 PROGRAM = Path(__file__).with_name("program.py")
 MARK = "HSAP_BENCH_CASE"
+VERDICT = "verdict.json"
 _START_S = 240.0
 """From a case's start to the fault: as long as a machine that is wanted for other things may take."""
 _DISK_MB = 24
@@ -57,6 +58,12 @@ class Verdict:
         out = asdict(self) | {"kind": self.case.kind, "moment": self.case.where, "limit_s": self.case.limit_s}
         out.pop("case")
         return out
+
+    @classmethod
+    def from_json(cls, case: Case, value: dict) -> Verdict:
+        """Read what `to_json` gave."""
+        own = {name: value[name] for name in ("seconds", "said", "resumed_from")}
+        return cls(case, **own, leftovers=tuple(value["leftovers"]), wrong=tuple(value["wrong"]))
 
 
 def settings(folder: Path, out: Path, *more: str) -> list[str]:
@@ -120,8 +127,15 @@ class Bench:
                 path.unlink()
             resumed_from, problems = self._resumed(case, out)
             wrong += problems
-        (home / "verdict").write_text("\n".join(wrong) or "passed")
-        return Verdict(case, seconds, message, resumed_from, tuple(left), tuple(wrong))
+        verdict = Verdict(case, seconds, message, resumed_from, tuple(left), tuple(wrong))
+        (home / VERDICT).write_text(json.dumps(verdict.to_json()))
+        return verdict
+
+    def passed(self, case: Case) -> Verdict | None:
+        """The verdict of a case that has passed in an earlier run in the same folder; None where it is to be tried."""
+        kept = self.folder / case.folder / VERDICT
+        verdict = Verdict.from_json(case, json.loads(kept.read_text())) if kept.exists() else None
+        return None if verdict is None or verdict.wrong else verdict
 
     def _run(self, case: Case, home: Path, out: Path) -> tuple[str, float | None, list[int], list[str]]:
         """Start the run with its fault and wait until nothing of it is there any more.
