@@ -63,12 +63,8 @@ def main(argv: list[str] | None = None, folder: Path = RESULTS) -> int:
                    "passed_earlier": earlier}  # fmt: skip
         record("faults", figures, found, folder)
     if not asked.quick and len(cases) == len(CASES):
-        (folder / "faults.md").write_text(
-            table(
-                verdicts, caption(found, ranks=NUM_RANKS, **({"passed_in_an_earlier_run": earlier} if earlier else {}))
-            ),
-            encoding="utf-8",
-        )
+        more = {"passed_in_an_earlier_run": earlier} if earlier else {}
+        (folder / "faults.md").write_text(table(verdicts, caption(found, ranks=NUM_RANKS, **more)), encoding="utf-8")
     return int(failed > 0)
 
 
