@@ -103,6 +103,7 @@ class Bench:
     def __init__(self, folder: Path, nodes: Nodes | None = None, forked: bool = False) -> None:
         self.folder, self.nodes, self.forked = folder, nodes, forked
         write_data(folder)
+        shutil.rmtree(folder / "unbroken", ignore_errors=True)
         self.base = folder / "unbroken" / "run"
         World(folder, NUM_RANKS, settings(folder, self.base, "train.keep=99")).finish()
         self.steps = figures(self.base)
