@@ -72,7 +72,10 @@ def main(config_dir: Path) -> None:
             return
         case Start():
             script, again = os.path.abspath(sys.argv[0]), config.guard.restarts
-            code = start_ranks(choice, script, arguments, config.out, program=PROGRAM, restarts=again)
+            try:
+                code = start_ranks(choice, script, arguments, config.out, program=PROGRAM, restarts=again)
+            except Exception as error:
+                fail(error, rank, PATIENCE_BEFORE_S)
             sys.exit(code)
         case Train():
             settings = partial(write_down, task.values, arguments=arguments, config_dir=config_dir)

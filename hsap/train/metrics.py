@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
+from hsap.files import replace
 from hsap.steps import METRICS, read_steps
 from hsap.train.told import written
 
@@ -73,9 +73,7 @@ def truncate(path: Path, last_step: int) -> None:
         return
     steps = (figures for figures in read_steps(path) if isinstance(figures.get("step"), int))
     kept = [json.dumps(figures) + "\n" for figures in steps if figures["step"] <= last_step]
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(kept), encoding="utf-8")
-    os.replace(fresh, path)
+    replace(path, "".join(kept).encode())
 
 
 def ratio(value: float, count: float) -> float | None:

@@ -200,7 +200,9 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, *, p
     # The loopback address, because a machine's own name may not resolve where there is no network.
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
     # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
-    agent.append("--signals-to-handle=SIGHUP,SIGQUIT")
+    # One that is ignored, as by nohup, is no reason to end.
+    ends = [n for n in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) != signal.SIG_IGN]
+    agent.append(f"--signals-to-handle={','.join(n.name for n in ends)}")
     before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
     asked: list[int] = []
 
@@ -225,6 +227,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, *, p
 
 def _run_agent(arguments: list[str], positions: Shared, program: str) -> tuple[int, bool]:
     """Run the agent once: the exit code, and whether another attempt would end the same way."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run_agent
 
@@ -238,6 +241,11 @@ def _run_agent(arguments: list[str], positions: Shared, program: str) -> tuple[i
         return 0, True
     except ChildFailedError as error:
         failures = error.failures.values()
+    except SignalException as error:
+        name = signal.Signals(error.sigval).name
+        told = f"ended by {name}, for which no step is finished and saved; SIGTERM is the signal that asks for that"
+        print(f"{program}: {told}", file=sys.stderr, flush=True)
+        return 128 + error.sigval, True
     # What a rank has said tells more than how it, or another, was ended then.
     told = [f for f in failures if f.exitcode > 0 and isinstance(f.error_file_data.get("message"), dict)]
     if told:

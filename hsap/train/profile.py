@@ -21,6 +21,7 @@ from hsap.runtime.executor import Session
 from hsap.runtime.record import Record, Recorder
 from hsap.train.groups import ProfileConfig
 from hsap.train.metrics import truncate
+from hsap.train.told import written
 
 
 class Profile:
@@ -34,7 +35,8 @@ class Profile:
     ) -> None:
         self.config, self.out, self.session, self.group = config, out, session, group
         self.path = out / f"timeline-rank{rank}.jsonl"
-        truncate(self.path, resumed_step)
+        with written(self.path):
+            truncate(self.path, resumed_step)
         self._clock: ClockOffset | None = None
         self._recorder: Recorder | None = None
 
@@ -44,7 +46,8 @@ class Profile:
             return
         session = self.session
         if self._recorder is None:
-            self.out.mkdir(parents=True, exist_ok=True)
+            with written(self.path):
+                self.out.mkdir(parents=True, exist_ok=True)
             self._recorder = Recorder(session.device, self.config.layers)
             self._clock = clock_offset(session.transport, session.rank, session.num_ranks, session.device)
         session.recorder = self._recorder
@@ -54,14 +57,15 @@ class Profile:
         recorder, self.session.recorder = self.session.recorder, None
         if recorder is None:
             return
-        with self.path.open("a", encoding="utf-8") as file:
+        with written(self.path), self.path.open("a", encoding="utf-8") as file:
             for record in recorder.take():
                 file.write(json.dumps(self._line(step, record)) + "\n")
         if self.session.rank == 0:
             for plan in plans:
                 path = self.out / f"plan-{plan.hash[:16]}.plan"
                 if not path.exists():
-                    plan.save(path)
+                    with written(path):
+                        plan.save(path)
 
     def _line(self, step: int, record: Record) -> dict:
         clock = self._clock

@@ -57,7 +57,10 @@ def earlier_out(environment: Mapping[str, str]) -> str | None:
 
 
 def go_on(out: str) -> bool:
-    """Have `latest` name the newest good checkpoint of a run; False where there is none, and the run begins anew."""
+    """Have `latest` name the newest good checkpoint of a run; False where there is none, and the run begins anew.
+
+    ValueError where it can't be written.
+    """
     home = Path(out) / CHECKPOINTS
     step = newest_good(home)
     if step is None:
@@ -68,7 +71,8 @@ def go_on(out: str) -> bool:
             named = (home / LATEST).read_text(encoding="utf-8", errors="replace").strip()
             if named != f"step{step}":
                 told += f" ({named} is damaged)"
-        replace(home / LATEST, f"step{step}".encode())
+        with written(home / LATEST):
+            replace(home / LATEST, f"step{step}".encode())
     print(f"hsap: restarted: {told}", file=sys.stderr, flush=True)
     return step is not None
 

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROGRAM = "train.py"
@@ -45,15 +45,25 @@ def tell(text: str, rank: int, final: bool = False, amid: bool = False, program:
     """Say a message of a program's and leave it for the launcher.
 
     final: trying again would end the same way. amid: training has begun, and its progress bar may stand in the line.
+    Who calls it ends the process next, so it raises nothing where a message can't be written.
     """
     prefix = ("\n" if amid else "") + (f"{program}: " if rank == 0 else f"{program}: rank {rank}: ")
-    sys.stdout.flush()
-    print(f"{prefix}{text}", file=sys.stderr, flush=True)
+    say(f"{prefix}{text}")
     leave_word(text, final)
+
+
+def say(text: str) -> None:
+    """Print on stderr, behind what stdout still has, as far as they can be written: a log's disk may be full, a pipe's
+    reader gone."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def leave_word(text: str, final: bool = False) -> None:
     """Leave the message where torch's agent, started by the user, looks for it, so that its report shows it last."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": text, "timestamp": str(int(time.time())), "final": final}
-        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}), encoding="utf-8")
+        with suppress(OSError):  # a full disk: it is said on stderr all the same
+            Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}), encoding="utf-8")

@@ -16,7 +16,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from hsap.train.sweep import Job, run_job
+from hsap.train.sweep import Job, run_job, table
 
 
 @dataclass
@@ -44,6 +44,9 @@ class RankLauncher(Launcher):
             print(f"job {index}: {' '.join(filter_overrides(overrides))}", flush=True)
             job = self._run(config, overrides, index)
             self.task.jobs.append(job)
+            if job.asked:
+                print(table(self.task.jobs), flush=True)
+                raise SystemExit(128 + job.asked)
             # Sweepers that search want a number, and a failed job must not end the sweep: it is as bad as can be.
             value = next((v for v in (job.eval_loss, job.loss) if v is not None), math.inf)
             worst = math.inf if job.exit_code else value

@@ -2,10 +2,15 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
+
+from hsap.train.hang.beats import meet
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,3 +88,12 @@ def test_a_lone_rank_listens_on_the_loopback_address_alone():
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_port_that_another_program_has_is_told(monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(ValueError, match=rf"rank 0 can't meet the others at 127.0.0.1:{port} \(.*--master_port"):
+            meet(0, 2, 5.0)

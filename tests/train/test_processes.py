@@ -1,6 +1,13 @@
-import pytest
+import logging
+import os
+import signal
 
-from hsap.train.processes import Leave, Start, Surroundings, Train, decide, rank_environment
+import pytest
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from hsap.train import loopback
+from hsap.train.processes import Leave, Start, Surroundings, Train, decide, rank_environment, start_ranks
 
 
 @pytest.mark.parametrize(
@@ -89,3 +96,24 @@ def test_started_ranks_inherit_nothing_of_the_launcher_above():
         "HSAP_OUT": "outputs/x",
     }
     assert rank_environment(above, "cuda", "outputs/x")["OMP_NUM_THREADS"] == "8"
+
+
+@pytest.mark.parametrize(("ignored", "handled"), [(False, "SIGHUP,SIGQUIT"), (True, "SIGQUIT")])
+def test_a_hangup_ends_ranks_with_one_line_and_under_nohup_not_at_all(monkeypatch, capsys, tmp_path, ignored, handled):
+    def agent(arguments):
+        assert f"--signals-to-handle={handled}" in arguments
+        raise SignalException("got a signal", signal.SIGHUP)
+
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(run, "main", agent)
+    monkeypatch.setattr(loopback, "keep_here", lambda: None)
+    before = {n: signal.getsignal(n) for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        # It was asked to end: that is no failure to start again from.
+        assert start_ranks(Start("cpu", 2), "x.py", [], str(tmp_path), program="train.py", restarts=3) == 129
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        logging.disable(logging.NOTSET)
+    assert "train.py: ended by SIGHUP" in capsys.readouterr().err

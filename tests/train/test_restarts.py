@@ -71,6 +71,13 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(tmp_path, capsys):
     assert newest_good(home) == 2
 
 
+def test_a_restart_that_can_not_name_its_checkpoint_says_so(tmp_path):
+    save(tmp_path / "checkpoints", 2)
+    (tmp_path / "checkpoints" / f".{LATEST}").symlink_to("/dev/full")
+    with pytest.raises(ValueError, match=r"checkpoints/latest can't be written \(No space left"):
+        restarts.go_on(str(tmp_path))
+
+
 SCRIPT = """
 import json, os, signal, sys, time
 told = [os.environ["RANK"], os.environ["HSAP_RESTARTS"], os.environ["HSAP_OUT"], sys.argv[1:]]

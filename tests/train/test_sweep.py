@@ -1,9 +1,14 @@
 import json
+import os
+import signal
+import sys
+import threading
+import time
 
 import pytest
 
 from hsap.steps import read_steps
-from hsap.train.sweep import Job, exit_code, table
+from hsap.train.sweep import Job, exit_code, run_through, table
 
 
 def test_the_table_shows_every_job_and_what_is_unknown():
@@ -28,3 +33,26 @@ def test_metrics_survive_a_missing_file_and_a_line_cut_off(tmp_path):
     assert [*read_steps(path)] == [{"step": 1, "loss": None}]
     path.write_bytes(b'{"step": 1}\n{"st\xff\n\n[2]\n' + b"[" * 100_000 + b'\n{"step": 3}\n')
     assert [*read_steps(path)] == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_a_sweep_reaches_its_job_once_and_is_told_when_that_has_ended(tmp_path, number):
+    script = (
+        "import os, signal, sys, time\n"
+        "heard = []\n"
+        f"signal.signal({int(number)}, lambda *_: heard.append(1))\n"
+        "open(sys.argv[1], 'w').close()\n"
+        "while not heard: time.sleep(0.01)\n"
+        "time.sleep(0.3); sys.exit(40 + len(heard) + (os.getsid(0) == os.getpid()))"
+    )
+
+    def interrupt():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    threading.Thread(target=interrupt, daemon=True).start()
+    done = run_through([sys.executable, "-c", script, str(tmp_path / "ready")], os.environ)
+    assert done == (42, number) and signal.getsignal(number) == before
+    assert run_through([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], os.environ) == (137, 0)

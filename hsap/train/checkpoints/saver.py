@@ -131,7 +131,8 @@ class Saver:
             self.position.phase(phase)
 
     def _key(self, step: int, who: int | str) -> str:
-        return f"hsap/checkpoint/{self.config.out}/{step}/{who}"
+        # A store takes no name that isn't UTF-8, as a folder's may not be.
+        return f"hsap/checkpoint/{self.config.out!a}/{step}/{who}"
 
     def _state(self, step: int, cursor: dict, adam_steps: int) -> dict:
         config = self.config

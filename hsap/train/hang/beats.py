@@ -28,8 +28,16 @@ def meet(rank: int, num_ranks: int, patience_s: float | None) -> Any:
     """Give the store at which the job's ranks meet, as the launcher's variables say; rank 0 makes it if nobody else.
 
     torchrun's agent keeps its store when it starts ranks again: what the ranks before them have left is out of sight.
+    ValueError: nobody can be met there, as where the port is another program's.
     """
-    store, _, _ = next(iter(dist.rendezvous("env://", rank, num_ranks, timeout=_limit(patience_s))))
+    try:
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, num_ranks, timeout=_limit(patience_s))))
+    except dist.DistNetworkError as error:
+        at = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise ValueError(
+            f"rank {rank} can't meet the others at {at} ({str(error).splitlines()[0]}); if another run has that port, "
+            "choose one of your own (--master_port of deepspeed, --master-port of torchrun, or MASTER_PORT)"
+        ) from error
     return dist.PrefixStore(f"hsap/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hsap.ir.program import Op
@@ -28,7 +28,7 @@ from hsap.train.hang.beats import Beats, meet
 from hsap.train.hang.processes import Person, born
 from hsap.train.hang.shared import mine, open_at
 from hsap.train.hang.sight import Sight
-from hsap.train.told import is_echo, tell
+from hsap.train.told import is_echo, say, tell
 
 _CLAIM_S = 3.0
 _GRACE_S = 1.0
@@ -227,7 +227,7 @@ class Watch:
         waiters = [s.rank for s in sights if s.waits is not None and s.still_s >= 0.9 * self.settings.report_s]
         if waiters and waiters[0] == self.rank:
             # Not by the progress bar, whose lock a thread that hangs may hold; the line it stands in is ended.
-            print(f"\nhsap: {telling.moving(mine, sights)}", file=sys.stderr, flush=True)
+            say(f"\nhsap: {telling.moving(mine, sights)}")
 
     def _speak(self, sights: list[Sight], what: str) -> None:
         """Say why all end, unless another rank has said it; ends this process in either case."""
@@ -278,7 +278,8 @@ class Watch:
             for rank in verdict["ranks"]:
                 if rank != self.rank and self._records[rank] is not None:
                     self.beats.people[rank].kill()
-        sys.stdout.flush()
+        with suppress(OSError):  # a full disk must not keep this process alive
+            sys.stdout.flush()
         os._exit(1)
 
     def _write_stacks(self) -> None:
