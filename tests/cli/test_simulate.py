@@ -38,7 +38,7 @@ def test_auto_says_what_it_chose_from_and_why(plan, capsys) -> None:
     assert predicted_s == choice[figures["planner"]]
     assert main([*batch, "--planner", "auto:candidates=sap|ring", "--rank", "0"]) == 0
     out = capsys.readouterr().out
-    assert out.count("ms predicted, forward and backward") == 2 and out.count(", chosen\n") == 1
+    assert out.count("ms a layer predicted, forward and backward") == 2 and out.count(", chosen\n") == 1
 
 
 def test_a_chart_of_both_directions(plan, capsys) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from hsap.train import launch
+from hsap.train import composing, launch
 from hsap.train.overrides import rewrite, wants_multirun
 from tests.parity import REPOSITORY
 
@@ -77,5 +77,5 @@ def test_a_sweep_is_recognised(argument):
 )
 def test_what_hydra_can_t_take_is_told_in_a_paragraph(argument, told):
     with pytest.raises(ValueError, match=told) as raised:
-        launch._compose(REPOSITORY / "configs", rewrite([argument]))
+        composing.composed(REPOSITORY / "configs", rewrite([argument]))
     assert launch.is_message(raised.value)
