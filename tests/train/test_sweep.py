@@ -35,24 +35,54 @@ def test_metrics_survive_a_missing_file_and_a_line_cut_off(tmp_path):
     assert [*read_steps(path)] == [{"step": 1}, {"step": 3}]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_a_sweep_reaches_its_job_once_and_is_told_when_that_has_ended(tmp_path, number):
-    script = (
-        "import os, signal, sys, time\n"
-        "heard = []\n"
-        f"signal.signal({int(number)}, lambda *_: heard.append(1))\n"
-        "open(sys.argv[1], 'w').close()\n"
-        "while not heard: time.sleep(0.01)\n"
-        "time.sleep(0.3); sys.exit(40 + len(heard) + (os.getsid(0) == os.getpid()))"
-    )
+HEARS = """
+import os, signal, sys, time
+heard = []
+signal.signal(int(sys.argv[1]), lambda *_: heard.append(1))
+open(sys.argv[2], "w").close()
+end = time.monotonic() + float(sys.argv[3])
+while not heard and time.monotonic() < end:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(40 + len(heard) + (os.getsid(0) == os.getpid()))
+"""
 
+
+@pytest.fixture
+def handler():
+    """Sets how this process takes a signal, whatever it was started with: nohup and a shell's & have some ignored."""
+    before = {}
+
+    def take(number, how):
+        before[number] = signal.signal(number, how)
+
+    yield take
+    for number, how in before.items():
+        signal.signal(number, how)
+
+
+def signalled(tmp_path, number, patience_s):
     def interrupt():
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
-    before = signal.getsignal(number)
     threading.Thread(target=interrupt, daemon=True).start()
-    done = run_through([sys.executable, "-c", script, str(tmp_path / "ready")], os.environ)
-    assert done == (42, number) and signal.getsignal(number) == before
+    command = [sys.executable, "-c", HEARS, str(int(number)), str(tmp_path / "ready"), str(patience_s)]
+    return run_through(command, os.environ)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_a_sweep_reaches_its_job_once_and_is_told_when_that_has_ended(tmp_path, handler, number):
+    handler(number, signal.SIG_DFL)
+    assert signalled(tmp_path, number, 60) == (42, number)
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_signal_that_is_ignored_as_under_nohup_reaches_no_job(tmp_path, handler):
+    handler(signal.SIGHUP, signal.SIG_IGN)
+    assert signalled(tmp_path, signal.SIGHUP, 0.5) == (41, 0)
+
+
+def test_a_job_that_a_signal_ended_has_a_shell_s_code():
     assert run_through([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], os.environ) == (137, 0)
