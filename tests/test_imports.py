@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "doctor": {"ir", "keys", "launched", "planners", "runtime", "calibrate", "train"},
     "buckets": {"models"},
     "train": {
+        "children",
         "buckets",
         "gathering",
         "position",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from hsap.children import asks_to_end_with_us
 from hsap.steps import METRICS, read_steps
 from hsap.train import flags
 from hsap.train.processes import without_launcher
@@ -76,8 +77,9 @@ def run_through(command: Sequence[str], environment: Mapping[str, str]) -> tuple
     for number in before:
         signal.signal(number, pass_on)
     try:
-        # A session of its own: a terminal's Ctrl-C would reach it once by itself and once more from here.
-        started = subprocess.Popen(command, env=environment, start_new_session=True)
+        # A session of its own: a terminal's Ctrl-C would reach it once by itself and once more from here. Where this
+        # process is killed, the job is asked to end by SIGTERM all the same.
+        started = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=asks_to_end_with_us())
         early, job = [*asked], started
         for number in early:
             started.send_signal(number)

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from hsap.steps import read_steps
 from hsap.train.sweep import Job, exit_code, run_through, table
+from tests.parity import REPOSITORY
 
 
 def test_the_table_shows_every_job_and_what_is_unknown():
@@ -44,6 +46,7 @@ end = time.monotonic() + float(sys.argv[3])
 while not heard and time.monotonic() < end:
     time.sleep(0.01)
 time.sleep(0.3)
+open(sys.argv[2], "w").write(str(len(heard)))
 sys.exit(40 + len(heard) + (os.getsid(0) == os.getpid()))
 """
 
@@ -82,6 +85,21 @@ def test_a_signal_to_a_sweep_reaches_its_job_once_and_is_told_when_that_has_ende
 def test_a_signal_that_is_ignored_as_under_nohup_reaches_no_job(tmp_path, handler):
     handler(signal.SIGHUP, signal.SIG_IGN)
     assert signalled(tmp_path, signal.SIGHUP, 0.5) == (41, 0)
+
+
+def test_a_sweep_that_is_killed_has_its_job_save_and_end(tmp_path):
+    ready = tmp_path / "ready"
+    job = [sys.executable, "-c", HEARS, str(int(signal.SIGTERM)), str(ready), "60"]
+    starting = f"import os; from hsap.train.sweep import run_through; run_through({job!r}, os.environ)"
+    sweep = subprocess.Popen([sys.executable, "-c", starting], cwd=REPOSITORY)
+    while not ready.exists():
+        time.sleep(0.01)
+    sweep.kill()
+    sweep.wait()
+    end = time.monotonic() + 30
+    while ready.read_text() != "1" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert ready.read_text() == "1"
 
 
 def test_a_job_that_a_signal_ended_has_a_shell_s_code():
