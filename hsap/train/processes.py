@@ -37,6 +37,8 @@ _RANK_VARIABLES = (
     "ROLE_WORLD_SIZE",
 )
 _OURS = (flags.POSITIONS, flags.RESTARTS)
+_ENDS = (signal.SIGHUP, signal.SIGQUIT)
+"""Signals at which the agent ends ranks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def start_ranks(choice: Start, script: str, arguments: list[str], out: str, *, p
     agent = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={choice.world_size}"]
     # These two are ours: the agent would give ranks half a minute to finish a step and save, and then fail.
     # One that is ignored, as by nohup, is no reason to end.
-    ends = [n for n in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) != signal.SIG_IGN]
+    ends = [n for n in _ENDS if signal.getsignal(n) != signal.SIG_IGN]
     agent.append(f"--signals-to-handle={','.join(n.name for n in ends)}")
     before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
     asked: list[int] = []
@@ -236,6 +238,7 @@ def _run_agent(arguments: list[str], positions: Shared, program: str) -> tuple[i
 
     positions.memory[:] = bytes(len(positions.memory))
     kills = oom_kills()
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in _ENDS}
     try:
         run_agent(arguments)
         return 0, True
@@ -246,6 +249,10 @@ def _run_agent(arguments: list[str], positions: Shared, program: str) -> tuple[i
         told = f"ended by {name}, for which no step is finished and saved; SIGTERM is the signal that asks for that"
         print(f"{program}: {told}", file=sys.stderr, flush=True)
         return 128 + error.sigval, True
+    finally:
+        # The agent's own raise an error wherever they come; until it runs again there are no ranks to end.
+        for number, handler in before.items():
+            signal.signal(number, handler)
     # What a rank has said tells more than how it, or another, was ended then.
     told = [f for f in failures if f.exitcode > 0 and isinstance(f.error_file_data.get("message"), dict)]
     if told:

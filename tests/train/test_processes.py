@@ -7,7 +7,8 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from hsap.train import loopback
-from hsap.train.processes import Leave, Start, Surroundings, Train, decide, rank_environment, start_ranks
+from hsap.train.hang.shared import make
+from hsap.train.processes import Leave, Start, Surroundings, Train, _run_agent, decide, rank_environment, start_ranks
 
 
 @pytest.mark.parametrize(
@@ -117,3 +118,19 @@ def test_a_hangup_ends_ranks_with_one_line_and_under_nohup_not_at_all(monkeypatc
             signal.signal(number, handler)
         logging.disable(logging.NOTSET)
     assert "train.py: ended by SIGHUP" in capsys.readouterr().err
+
+
+def test_a_hangup_between_two_attempts_is_none_of_the_agents(monkeypatch):
+    def agent(arguments):
+        signal.signal(signal.SIGHUP, lambda *_: None)
+        signal.signal(signal.SIGQUIT, lambda *_: None)
+
+    ends = (signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in ends]
+    monkeypatch.setattr(run, "main", agent)
+    try:
+        assert _run_agent([], make(2), "train.py") == (0, True)
+        assert [signal.getsignal(number) for number in ends] == before
+    finally:
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
