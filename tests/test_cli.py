@@ -243,6 +243,11 @@ def test_a_drawn_pack_is_planned(judged, capsys):
     assert judged.subjects[-1].problem.layout.lengths == tuple(datasets.draw("ultrachat", 3000, 2))
 
 
+def test_a_command_whose_output_is_closed_says_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["planners"]) == 0
+
+
 def test_planners_are_listed(capsys):
     assert main(["planners", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,4 +107,3 @@ def _way(config: TrainConfig) -> str:
 def tell(report: ParityReport, as_json: bool) -> None:
     """Print it."""
     print(json.dumps(report.to_json()) if as_json else report, flush=True)
-    sys.stdout.flush()

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = arguments.run(arguments)
-        sys.stdout.flush()
+        print(end="", flush=True)  # stdout may be None
     except BrokenPipeError:
         # The reader (head, less) has seen enough; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

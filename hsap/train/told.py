@@ -54,9 +54,9 @@ def tell(text: str, rank: int, final: bool = False, amid: bool = False, program:
 
 def say(text: str) -> None:
     """Print on stderr, behind what stdout still has, as far as they can be written: a log's disk may be full, a pipe's
-    reader gone."""
+    reader gone, either closed from the start."""
     with suppress(OSError):
-        sys.stdout.flush()
+        print(end="", flush=True)  # stdout may be None
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

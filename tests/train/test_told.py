@@ -33,11 +33,12 @@ def leave():
     watch._leave({"ranks": []})
 
 
+@pytest.mark.parametrize("log", [Full, lambda: None], ids=["on a full disk", "closed"])
 @pytest.mark.parametrize("ends", [lambda: fail(ValueError("why"), 0, 0.0), leave], ids=["an error", "a verdict"])
-def test_a_rank_ends_where_its_log_is_on_a_full_disk(monkeypatch, ends):
+def test_a_rank_ends_where_nothing_can_be_said(monkeypatch, ends, log):
     monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(sys, "stdout", Full())
-    monkeypatch.setattr(sys, "stderr", Full())
+    monkeypatch.setattr(sys, "stdout", log())
+    monkeypatch.setattr(sys, "stderr", log())
     with pytest.raises(Ended, match="1"):
         ends()
 

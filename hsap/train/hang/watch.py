@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -279,7 +278,7 @@ class Watch:
                 if rank != self.rank and self._records[rank] is not None:
                     self.beats.people[rank].kill()
         with suppress(OSError):  # a full disk must not keep this process alive
-            sys.stdout.flush()
+            print(end="", flush=True)  # stdout may be None
         os._exit(1)
 
     def _write_stacks(self) -> None:
