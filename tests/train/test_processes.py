@@ -108,7 +108,8 @@ def test_a_hangup_ends_ranks_with_one_line_and_under_nohup_not_at_all(monkeypatc
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setattr(run, "main", agent)
     monkeypatch.setattr(loopback, "keep_here", lambda: None)
-    before = {n: signal.getsignal(n) for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.getsignal(n) for n in (signal.SIGHUP, signal.SIGQUIT, signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background jobs begin with it ignored
     signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         # It was asked to end: that is no failure to start again from.
